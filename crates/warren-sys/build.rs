@@ -1,4 +1,5 @@
-//! Compiles `init/main.rs`, which is no part of this crate's library but in it, as bytes: it has neither the standard library nor libc.
+//! Compiles `init/main.rs`, a program without standard library and libc. This crate's library
+//! contains it as bytes.
 
 use std::env;
 use std::path::PathBuf;

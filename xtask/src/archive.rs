@@ -1,4 +1,5 @@
-//! Reproducible archives: sorted entries, one time stamp, root as owner, no machine's name in them.
+//! Reproducible archives: sorted entries, a single time stamp, root as owner, no name of the
+//! machine.
 
 use std::io::Write;
 
@@ -26,7 +27,7 @@ impl Entry {
     }
 }
 
-/// Returns the entries as a tar archive, in the order of their paths, each with the time `epoch`.
+/// Returns the entries as a tar archive, sorted by path, each with the time `epoch`.
 pub fn tar(mut entries: Vec<Entry>, epoch: u64) -> Result<Vec<u8>> {
     entries.sort_by(|left, right| left.path.cmp(&right.path));
     let mut builder = Builder::new(Vec::new());

@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: builds what is measured and what measures, both optimised, and runs the latter.
+//! `cargo xtask bench`: builds Warren and the benchmarks, both optimised, and runs a benchmark.
 //!
-//! The measurements themselves are in `crates/warren-bench`; whatever follows the name of a benchmark goes to it.
+//! The benchmarks are in `crates/warren-bench`. They get all arguments.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let status = std::process::Command::new(program("warren-bench")?)
         .args(&arguments.benchmark)
         .env("WARREN_BENCH_BINARY", program("warren")?)
-        // So that a control plane is started by us, who are built already.
+        // Lets a control plane be started by this program, which is already built.
         .env("WARREN_XTASK", format!("/proc/{}/exe", std::process::id()))
         .status()
         .context("run warren-bench")?;

@@ -1,8 +1,8 @@
-//! `cargo xtask check-dependencies`: the crates of others that we build with.
+//! `cargo xtask check-dependencies`: checks foreign crates.
 //!
-//! Refuses a licence that is not on the list, a crate that must not enter the tree, a source that is
-//! not the registry, a dependency that no source file of its crate names, and a line of the
-//! workspace's manifest that no crate refers to.
+//! Refuses a licence that is not on the list, a denied crate, a source other than the registry, a
+//! dependency that no source file of its crate names, and a line of the workspace's manifest that
+//! no crate refers to.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ const LICENSES: &[&str] = &[
     "Zlib",
 ];
 
-/// Crates that must not be built, each with the reason.
+/// Denied crates, each with the reason.
 const DENIED: &[(&str, &str)] = &[
     ("openssl", "the binary has one TLS stack: rustls on ring"),
     ("aws-lc-rs", "the binary has one crypto provider: ring"),
@@ -92,14 +92,14 @@ pub fn run() -> Result<ExitCode> {
     Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the complaints about a crate of others.
+/// Returns the complaints about a foreign crate.
 fn foreign(package: &Package) -> Vec<String> {
     let mut wrong = Vec::new();
     let name = &package.name;
     match &package.license {
         Some(license) if allowed(license) => {}
         Some(license) => wrong.push(format!("`{name}`: the licence `{license}` is not on the list")),
-        // A licence in a file of its own is read by a person, once.
+        // A licence in a separate file is reviewed by a person, once.
         None if package.license_file.is_some() => {}
         None => wrong.push(format!("`{name}` has no licence")),
     }
@@ -112,7 +112,7 @@ fn foreign(package: &Package) -> Vec<String> {
     wrong
 }
 
-/// Returns true if an SPDX expression can be met by licences of the list.
+/// Returns true if the licences of the list satisfy an SPDX expression.
 fn allowed(expression: &str) -> bool {
     // Before SPDX, crates wrote `MIT/Apache-2.0`.
     let expression = expression.replace('/', " OR ");
@@ -131,7 +131,7 @@ fn allowed(expression: &str) -> bool {
     }
 }
 
-/// Splits where the operator stands outside of all parentheses.
+/// Splits at operators outside of all parentheses.
 fn split_outside_parentheses<'a>(expression: &'a str, operator: &str) -> Vec<&'a str> {
     let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0_i32);
     for (at, character) in expression.char_indices() {
@@ -149,7 +149,7 @@ fn split_outside_parentheses<'a>(expression: &'a str, operator: &str) -> Vec<&'a
     parts
 }
 
-/// Returns the complaints about dependencies of a crate of ours that its source files do not name.
+/// Returns the complaints about dependencies that the source files of our crate do not name.
 fn unused(package: &Package, sources: &str) -> Vec<String> {
     package
         .dependencies
@@ -167,7 +167,7 @@ fn unused(package: &Package, sources: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns true if the identifier stands somewhere in the text as a whole word.
+/// Returns true if the text contains the identifier as a whole word.
 fn names(text: &str, identifier: &str) -> bool {
     let part = |character: char| character.is_ascii_alphanumeric() || character == '_';
     text.match_indices(identifier).any(|(at, _)| {

@@ -1,7 +1,7 @@
-//! `cargo xtask dist`: everything that a release has, reproducibly, in one directory.
+//! `cargo xtask dist`: makes all files of a release reproducibly, in one directory.
 //!
 //! The same commit and toolchain give the same bytes: archives have sorted entries and the commit's
-//! time, and the compiler is told to leave the checkout's path out.
+//! time, and the compiler leaves the checkout's path out.
 
 mod debian;
 mod sbom;
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the chart as `helm package` would write it.
+/// Returns the chart in the form of `helm package`.
 fn chart(root: &Path, epoch: u64) -> Result<Vec<u8>> {
     let directory = root.join("deploy/helm");
     let mut entries = Vec::new();

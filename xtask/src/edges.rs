@@ -1,6 +1,8 @@
-//! `cargo xtask check-edges`: the dependencies between our crates, and those that a crate must not have, as data.
+//! `cargo xtask check-edges`: a table of the allowed dependencies between our crates, and of
+//! forbidden foreign ones.
 //!
-//! A new edge is a design decision: it is made here, in ARCHITECTURE.md's table, and then in a `Cargo.toml`.
+//! A new edge is a design decision. It is made here and in ARCHITECTURE.md's table before it is
+//! added to a `Cargo.toml`.
 
 use std::process::ExitCode;
 
@@ -8,22 +10,22 @@ use anyhow::Result;
 
 use crate::workspace::{self, Package};
 
-/// What one crate may and must not depend on. Tests (dev-dependencies) may use anything.
+/// The allowed and forbidden dependencies of one crate. Tests (dev-dependencies) may use anything.
 struct Row {
     name: &'static str,
-    /// Crates of ours.
+    /// Our crates that it may use.
     uses: Uses,
-    /// Foreign ones, also through others.
+    /// Foreign crates that it must not use, directly or indirectly.
     never: &'static [Never],
 }
 
 enum Uses {
     Only(&'static [&'static str]),
-    /// What tests and measures: nothing that ships depends on it, so it may look at everything.
+    /// For tests and benchmarks: no released program depends on them.
     Anything,
 }
 
-/// Foreign crates that would break what a crate of ours promises.
+/// Foreign crates that would break a promise of one of our crates.
 struct Never {
     /// Completes "must not have ...".
     what: &'static str,
@@ -63,7 +65,7 @@ const TABLE: &[Row] = &[
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
     row("warren-providers", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
-    // The second program. It reaches sandboxes through providers and the client alone.
+    // The second program. It reaches sandboxes only through providers and the client.
     row(
         "warren-service",
         &["warren-api", "warren-client", "warren-e2b", "warren-mcp", "warren-providers", "warren-sessions"],
@@ -71,7 +73,8 @@ const TABLE: &[Row] = &[
     ),
     row(
         "warren-local",
-        // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.
+        // The engine too, because it forks the zygote before it starts threads. And sys, for
+        // releasing its own memory when idle.
         &[
             "warren-apiserver",
             "warren-controllers",
@@ -94,7 +97,7 @@ const TABLE: &[Row] = &[
             "warren-api",
             // For `warren guest`, the same daemon in another program.
             "warren-guest",
-            // For `warren oci`, which has no daemon to ask.
+            // For `warren oci`, which has no daemon.
             "warren-oci",
         ],
         &[],
@@ -110,10 +113,10 @@ const fn row(name: &'static str, uses: &'static [&'static str], never: &'static 
     Row { name, uses: Uses::Only(uses), never }
 }
 
-/// A crate together with everything it brings into a program, each with the way that leads there.
+/// A crate and all of its dependencies, each with its path.
 struct Reach<'a> {
     package: &'a Package,
-    /// Paths of names, without the crate itself.
+    /// The paths as lists of names, without the crate itself.
     foreign: Vec<Vec<String>>,
 }
 
@@ -136,8 +139,8 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Asks `cargo tree`, because its features are those of this crate alone; `cargo metadata` unites the features that
-/// all crates of the workspace ask for, and so would see a client behind every `kube`.
+/// Runs `cargo tree`, which uses the features of this crate alone. `cargo metadata` unites the
+/// features of all crates of the workspace, and so would see a client behind every `kube`.
 fn reached_by(name: &str) -> Result<Vec<Vec<String>>> {
     let tree = workspace::output(workspace::cargo().args([
         "tree",
@@ -154,7 +157,7 @@ fn reached_by(name: &str) -> Result<Vec<Vec<String>>> {
     Ok(paths(&tree))
 }
 
-/// Turns lines of depth and name into the path of each.
+/// Converts lines of depth and name into the path of each.
 fn paths(tree: &str) -> Vec<Vec<String>> {
     let mut here: Vec<String> = Vec::new();
     let mut found = Vec::new();
@@ -175,7 +178,7 @@ fn paths(tree: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// One sentence for each thing that the table does not allow.
+/// Returns a sentence for each violation of the table.
 fn check(reaches: &[Reach<'_>], table: &[Row]) -> Vec<String> {
     let mut complaints = Vec::new();
     for Reach { package, foreign } in reaches {
@@ -229,7 +232,8 @@ mod tests {
     use super::*;
     use crate::workspace::Dependency;
 
-    /// Crates with the dependencies they write down (`dev:` before those for tests) and a `cargo tree` each.
+    /// Checks crates, given their declared dependencies (`dev:` before those for tests) and a
+    /// `cargo tree` each.
     fn complaints(crates: &[(&str, &[&str], &str)], expected: Expect) {
         let packages: Vec<Package> = crates
             .iter()

@@ -1,4 +1,5 @@
-//! `cargo xtask gen`: the files in the tree that are made from the code, and the check that they are up to date.
+//! `cargo xtask gen`: generates files of the tree from the code, or checks that they are up to
+//! date.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,8 @@ use clap::Args;
 
 use crate::workspace;
 
-// By its path: a dependency on its crate would make every task wait for a Kubernetes client to be built.
+// Included by path: a dependency on its crate would make every task wait for the build of a
+// Kubernetes client.
 #[path = "../../crates/warren-controllers/src/permissions.rs"]
 mod permissions;
 
@@ -23,13 +25,13 @@ pub struct Arguments {
     check: bool,
 }
 
-/// A folder that holds generated files and nothing else: what is in it and not in `files` has to go.
+/// A folder of generated files. Other files in it are removed.
 struct Folder {
     path: &'static str,
     files: BTreeMap<String, String>,
 }
 
-/// How one file in the tree differs from the generated one.
+/// A difference between a file of the tree and the generated one.
 #[derive(Debug, PartialEq, Eq)]
 struct Difference {
     path: PathBuf,
@@ -67,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One file per CustomResourceDefinition, named as controller-gen names them.
+/// Returns a file per CustomResourceDefinition, named as by controller-gen.
 fn crds(path: &'static str, is_wanted: fn(&str) -> bool) -> Result<Folder> {
     let mut files = BTreeMap::new();
     for crd in warren_api::crds().into_iter().filter(|crd| is_wanted(&crd.spec.group)) {
@@ -78,7 +80,8 @@ fn crds(path: &'static str, is_wanted: fn(&str) -> bool) -> Result<Folder> {
     Ok(Folder { path, files })
 }
 
-/// The controllers' rights. `kubectl apply -f` goes by the names of files, so the first has the namespace.
+/// Returns the controllers' permissions. `kubectl apply -f` goes by file name, so the first file
+/// has the namespace.
 fn rbac() -> Result<Folder> {
     let mut files = BTreeMap::new();
     for (name, objects) in permissions::manifests() {
@@ -88,7 +91,7 @@ fn rbac() -> Result<Folder> {
     Ok(Folder { path: "deploy/rbac", files })
 }
 
-/// The rules of the chart's roles, which its templates take in.
+/// Returns the rules of the chart's roles, which its templates include.
 fn chart_rules() -> Result<Folder> {
     let mut files = BTreeMap::new();
     for (name, rules) in permissions::rules() {
@@ -107,7 +110,8 @@ fn yaml(documents: &[serde_json::Value]) -> Result<String> {
     Ok(text)
 }
 
-/// Serialises one document. It is read back, because a generated file that means something else would go unnoticed.
+/// Serialises one document. It is parsed again for a check, because a wrong file would go
+/// unnoticed.
 fn yaml_body(document: &serde_json::Value) -> Result<String> {
     let body = serde_saphyr::to_string(document)?;
     let read: serde_json::Value = serde_saphyr::from_str(&body)?;
@@ -150,7 +154,7 @@ fn write(root: &Path, folder: &Folder) -> Result<()> {
     Ok(())
 }
 
-/// Names in the folder that are not among the generated ones.
+/// Returns the names in the folder that are not generated.
 fn strays(root: &Path, folder: &Folder) -> Result<Vec<String>> {
     let entries = match fs::read_dir(root.join(folder.path)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -168,7 +172,8 @@ fn strays(root: &Path, folder: &Folder) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where two texts part, which is enough to find the change; `git diff` after `gen` shows all of it.
+/// Describes the first difference of two texts, which is enough to find the change. `git diff`
+/// after `gen` shows all of it.
 fn summary(present: &str, generated: &str) -> String {
     let count = |text: &str| text.lines().count();
     let first = present.lines().zip(generated.lines()).position(|(present, generated)| present != generated);

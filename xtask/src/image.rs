@@ -1,4 +1,5 @@
-//! `cargo xtask image`: an OCI archive of Warren without a container engine: the static binary, a user, no shell.
+//! `cargo xtask image`: makes an OCI archive of Warren without a container engine. It contains the
+//! static binary and a user, but no shell.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("write `{}`", path.display()))
 }
 
-/// Returns an OCI layout in a tar archive, as `warren image import`, `docker load` and `skopeo` read it.
+/// Returns an OCI layout in a tar archive, which `warren image import`, `docker load` and `skopeo`
+/// can read.
 pub fn archive(binary: Vec<u8>, name: &str, epoch: u64) -> Result<Vec<u8>> {
     let layer = tar(
         vec![
@@ -80,7 +82,7 @@ pub fn archive(binary: Vec<u8>, name: &str, epoch: u64) -> Result<Vec<u8>> {
         "mediaType": "application/vnd.oci.image.index.v1+json",
         "manifests": [of_manifest],
     });
-    // `docker load` looks for this file where it does not read OCI layouts.
+    // Versions of `docker load` that do not read OCI layouts need this file.
     let docker = json!([{"Config": blob(&config), "RepoTags": [name], "Layers": [blob(&compressed)]}]);
     let mut entries = vec![
         Entry::file("oci-layout", 0o644, json!({"imageLayoutVersion": "1.0.0"}).to_string()),

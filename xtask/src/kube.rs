@@ -35,10 +35,12 @@ pub enum Task {
 /// Where programs and control planes are kept.
 #[derive(Args, Clone)]
 pub struct Place {
-    /// Directory for built programs and running control planes [default: `warren/kube` in the user's cache directory]
+    /// Directory for built programs and running control planes [default: `warren/kube` in the
+    /// user's cache directory]
     #[arg(long, env = "WARREN_KUBE_CACHE", value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Directory with ready programs (`kube-apiserver`, `kubectl`, ...) to use instead of building them
+    /// Directory with ready programs (`kube-apiserver`, `kubectl`, ...) to use instead of building
+    /// them
     #[arg(long, env = "WARREN_KUBE_BIN", value_name = "DIR")]
     bin: Option<PathBuf>,
 }
@@ -120,7 +122,7 @@ pub fn run(task: Task) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts a control plane whose supervisor is this process.
+/// Starts a control plane. This process is its supervisor.
 fn up_until_stdin_closes(up: &Up) -> Result<()> {
     let cache = up.place.cache()?;
     let binaries = up.place.binaries(&cache)?;
@@ -128,11 +130,11 @@ fn up_until_stdin_closes(up: &Up) -> Result<()> {
     hold(Settings { binaries, directory, fsync: up.fsync, lifetime: Lifetime::UntilStdinCloses })
 }
 
-/// Starts a control plane whose supervisor goes on when we have printed the path.
+/// Starts a control plane whose supervisor continues after we have printed the path.
 fn up_until_down(up: &Up) -> Result<()> {
     let started = Instant::now();
     let cache = up.place.cache()?;
-    // Built here and not in the supervisor, so that the progress is seen.
+    // Build here and not in the supervisor, so that the user sees the progress.
     up.place.binaries(&cache)?;
     let directory = claim_directory(&cache, up.dir.as_deref())?;
     match start_supervisor(up, &directory) {
@@ -155,7 +157,7 @@ fn up_until_down(up: &Up) -> Result<()> {
 
 fn start_supervisor(up: &Up, directory: &Path) -> Result<String> {
     let log = directory.join("supervisor.log");
-    // Not a path: the file may be rebuilt while we build Kubernetes.
+    // Do not use the path: the file may be rebuilt while we build Kubernetes.
     let mut command = Command::new("/proc/self/exe");
     command.args(["kube", "supervise", "--dir"]).arg(directory);
     for (flag, value) in [("--cache", &up.place.cache), ("--bin", &up.place.bin)] {
@@ -177,7 +179,7 @@ fn start_supervisor(up: &Up, directory: &Path) -> Result<String> {
         BufReader::new(stdout).read_line(&mut line).context("read from the supervisor")?;
     }
     if line.is_empty() {
-        // Until it has ended, it may still write to the directory that our caller removes.
+        // Wait for its end: until then it may write to the directory that our caller removes.
         supervisor.wait().context("wait for the supervisor")?;
         bail!("the control plane did not start: {}", fs::read_to_string(&log).unwrap_or_default().trim_end());
     }
@@ -185,7 +187,7 @@ fn start_supervisor(up: &Up, directory: &Path) -> Result<String> {
 }
 
 fn supervise(arguments: &Supervise) -> Result<()> {
-    // Away from the terminal, so that neither its Ctrl-C nor its end reaches us.
+    // Leave the terminal's session, so that neither Ctrl-C nor the terminal's end reaches us.
     rustix::process::setsid().context("leave the terminal's session")?;
     let binaries = arguments.place.binaries(&arguments.place.cache()?)?;
     let directory = arguments.dir.clone();

@@ -1,4 +1,5 @@
-//! The project's own tasks; `cargo xtask --help` lists them. Each module is one task and nothing here ships.
+//! The project's own tasks, listed by `cargo xtask --help`. Each module is one task. Nothing here
+//! is released.
 //!
 //! Start reading at [`Task`]. `kube` is only the command line of `warren_testkit::kube`.
 
@@ -57,7 +58,8 @@ enum Task {
     Test(test::Arguments),
     /// Build the web page into `warren-service`; needs npm.
     Ui(ui::Arguments),
-    /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
+    /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of
+    /// version 2.
     Vm(vm::Arguments),
 }
 

@@ -1,7 +1,9 @@
-//! `cargo xtask oci-conformance`: the validation suite of opencontainers/runtime-tools against `warren oci`.
+//! `cargo xtask oci-conformance`: runs the validation suite of opencontainers/runtime-tools against
+//! `warren oci`.
 //!
-//! The suite is built once from the Go module proxy into a cache outside the checkout. Each of its programs tells about
-//! several cases; every case is passed, failed, or not applicable for a reason that is in [`NOT_APPLICABLE`].
+//! The suite is built once from the Go module proxy into a cache outside the checkout. Each of its
+//! programs reports several cases. A case is passed, failed, or not applicable for a reason in
+//! [`NOT_APPLICABLE`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +16,11 @@ use warren_testkit::kube::Cache;
 
 use crate::workspace;
 
-/// The release of the suite, the last one there is.
+/// The release of the suite, which is its last one.
 const VERSION: &str = "v0.9.0";
 const MODULE: &str = "github.com/opencontainers/runtime-tools";
 
-/// It was released before Go had modules, so the versions that fit it are named here.
+/// The versions of its requirements. The suite was released before Go had modules.
 const REQUIREMENTS: &[(&str, &str)] = &[
     ("github.com/blang/semver", "v3.5.1+incompatible"),
     ("github.com/hashicorp/go-multierror", "v1.1.1"),
@@ -34,7 +36,8 @@ const REQUIREMENTS: &[(&str, &str)] = &[
     ("github.com/xeipuuv/gojsonschema", "v1.2.0"),
 ];
 
-/// Cases that cannot be passed: the program, words that the case has in it (none: all of the program), and why.
+/// Cases that cannot pass: the program, words that identify the case (none: all cases of the
+/// program), and the reason.
 const NOT_APPLICABLE: &[(&str, &str, &str)] = &[
     (
         "linux_cgroups_blkio",
@@ -76,7 +79,7 @@ const NOT_APPLICABLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Cases that need something of the machine.
+/// Cases with requirements on the machine.
 const NEEDS: &[(&str, Need)] = &[
     ("linux_cgroups_hugetlb", Need::Controller("hugetlb")),
     ("linux_cgroups_relative_hugetlb", Need::Controller("hugetlb")),
@@ -103,7 +106,6 @@ pub struct Arguments {
     runtime: Option<PathBuf>,
 }
 
-/// What became of one case.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
@@ -131,7 +133,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             .output()
             .with_context(|| format!("run {name}"))?;
         let cases = cases(&String::from_utf8_lossy(&output.stdout), output.status.success());
-        // Many programs say the same sentence again and again.
+        // Many programs repeat the same sentence.
         let mut told: BTreeMap<String, usize> = BTreeMap::new();
         for (case, passed) in cases {
             let line = match judge(name, &case, passed) {
@@ -162,7 +164,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if counts[1] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The cases that a program told about, in its TAP output: what was said, and whether it holds.
+/// Parses a program's TAP output into cases: the text, and true if it passed.
 fn cases(output: &str, success: bool) -> Vec<(String, bool)> {
     let mut cases = Vec::new();
     for line in output.lines() {
@@ -172,12 +174,12 @@ fn cases(output: &str, success: bool) -> Vec<(String, bool)> {
             _ => continue,
         };
         let said = rest.split_once(" - ").map_or(rest, |(_, said)| said);
-        // What a test of a container's inside leaves out, it leaves out for every runtime.
+        // A case that the suite skips inside a container is skipped for every runtime.
         if !said.to_lowercase().contains("# skip") {
             cases.push((said.to_owned(), holds));
         }
     }
-    // Some tell only about trouble, in a diagnostic beside the plan.
+    // Some programs only report failures, in a diagnostic beside the plan.
     if cases.is_empty() || !success {
         let trouble = output.lines().find_map(|line| line.trim().strip_prefix("\"error\": "));
         match (trouble, success) {
@@ -207,7 +209,7 @@ fn judge(program: &str, case: &str, passed: bool) -> Outcome {
     }
 }
 
-/// Why this machine cannot show a case, if it cannot.
+/// Returns the reason why a case cannot run on this machine, if any.
 fn missing(need: Need) -> Option<&'static str> {
     match need {
         Need::Controller(name) => {
@@ -230,7 +232,7 @@ fn missing(need: Need) -> Option<&'static str> {
     }
 }
 
-/// The programs of the suite, sorted.
+/// Returns the programs of the suite, sorted.
 fn programs(suite: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(suite).context("list the suite")? {
@@ -243,7 +245,7 @@ fn programs(suite: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where the suite is, built if it was not.
+/// Returns the directory of the suite, and builds it if needed.
 fn build() -> Result<PathBuf> {
     let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
     let cache = Cache::locate(named, |name| std::env::var_os(name))?;
@@ -277,7 +279,7 @@ fn build() -> Result<PathBuf> {
     };
     let source = workspace::output(command().args(["list", "-m", "-f", "{{.Dir}}", MODULE]))?;
     let source = match source.trim() {
-        // Not fetched yet.
+        // Not downloaded yet.
         "" => {
             workspace::output(command().args(["mod", "download", MODULE]))?;
             workspace::output(command().args(["list", "-m", "-f", "{{.Dir}}", MODULE]))?.trim().to_owned()
@@ -309,7 +311,7 @@ fn build() -> Result<PathBuf> {
     Ok(place)
 }
 
-/// What is known about the suite's containers, and the program that it calls.
+/// The state of the suite's containers, and the program that it calls.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -319,7 +321,7 @@ impl Directory {
         Ok(Self(path))
     }
 
-    /// The suite calls a program with the command as its first argument.
+    /// Writes a wrapper: the suite calls a program with the command as its first argument.
     fn wrapper(&self) -> Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt as _;
         let built = workspace::build(&["build", "--package", "warren", "--bin", "warren"])?;
@@ -333,7 +335,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // The suite leaves containers behind where a case failed half way.
+        // The suite leaves containers behind if a case fails part-way.
         let root = self.0.join("root");
         for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
             let mut command = Command::new(self.0.join("warren-oci"));
@@ -358,7 +360,7 @@ mod tests {
             cases("TAP version 13\nok 1 - one\nnot ok 2 - two\n  ---\nok 3 # SKIP none\n1..3\n", true),
             [said("one", true), said("two", false)]
         );
-        // Nothing but a plan is well, nothing but trouble is not.
+        // A plan alone is a pass. A diagnostic alone is a failure.
         assert!(cases("TAP version 13\n1..0\n", true)[0].1);
         assert!(!cases("TAP version 13\n  {\n    \"error\": \"x\"\n  }\n1..0\n", true)[0].1);
         assert_eq!(cases("", false).len(), 1);

@@ -1,4 +1,4 @@
-//! `cargo xtask runsc`: gVisor's `runsc`, as the tests of runtime classes want it.
+//! `cargo xtask runsc`: builds gVisor's `runsc` for the tests of runtime classes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

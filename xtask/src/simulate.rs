@@ -1,7 +1,7 @@
 //! `cargo xtask simulate`: runs seeds of the simulation with the program that the tests have built.
 //!
-//! A release build runs a seed ten times faster and takes minutes to make, so it pays from about ten
-//! thousand seeds on: `--release`.
+//! A release build runs a seed ten times faster but takes minutes to make. So `--release` pays from
+//! about ten thousand seeds.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // From the whole workspace, so that dependencies have the features that they have in the tests.
+    // Build from the whole workspace, so that dependencies have the same features as in the tests.
     let mut build = vec!["build", "--workspace", "--bin", "warren-sim"];
     if arguments.release {
         build.push("--release");

@@ -1,7 +1,8 @@
-//! `cargo xtask test`: runs the tests and sums what the test binaries say.
+//! `cargo xtask test`: runs the tests and adds up the results of the test binaries.
 //!
-//! There are two tiers. The first needs nothing but the checkout. The second, `--kube`, needs a real control plane; a
-//! test target belongs to it by saying so in its `Cargo.toml`, so that plain `cargo test` neither builds nor skips it:
+//! There are two tiers. The first needs nothing but the checkout. The second, `--kube`, needs a
+//! real control plane. A test target joins it by this feature in its `Cargo.toml`, so that plain
+//! `cargo test` neither builds nor skips it:
 //!
 //! ```toml
 //! [features]
@@ -31,13 +32,14 @@ pub struct Arguments {
     /// Run only the tests against a real control plane
     #[arg(long, conflicts_with = "kube")]
     only_kube: bool,
-    /// Run everything at its full size: also on a real control plane, 20,000 seeds of the simulation, the crash
-    /// suites in hundreds of rounds, the OCI validation suite and the virtual machine. Takes about two hours
+    /// Run everything at its full size: also on a real control plane, 20,000 seeds of the
+    /// simulation, the crash suites in hundreds of rounds, the OCI validation suite and the virtual
+    /// machine. Takes about two hours
     #[arg(long, conflicts_with = "only_kube")]
     full: bool,
 }
 
-/// The rounds of the suites that CI runs a few of.
+/// The numbers of rounds of suites that CI runs with fewer.
 const FULL_ROUNDS: &[(&str, &str)] = &[
     ("WARREN_CRASH_ROUNDS", "200"),
     ("WARREN_FULL_DISK_ROUNDS", "50"),
@@ -45,11 +47,11 @@ const FULL_ROUNDS: &[(&str, &str)] = &[
     ("WARREN_STORM_ROUNDS", "100"),
 ];
 
-/// Tasks that `--full` runs after the tests, each of which counts as one test.
+/// Tasks that `--full` runs after the tests. Each counts as one test.
 const FULL_TASKS: &[&[&str]] =
     &[&["simulate", "--release", "--seeds", "20000"], &["oci-conformance"], &["vm"]];
 
-/// What became of tests.
+/// The results of tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub passed: u64,
@@ -57,8 +59,9 @@ pub struct Counts {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // Built once, here: each end-to-end test binary would call cargo for them, and they run one after the other.
-    // From the whole workspace, so that dependencies are built with the features that the tests need, once.
+    // Build these once here: otherwise each end-to-end test binary would call cargo for them, one
+    // after the other. Build from the whole workspace, so that dependencies are built once with the
+    // features of the tests.
     let built = workspace::build(&["build", "--workspace", "--bin", "warren", "--bin", "warren-service"])?;
     let (_, binary) = built
         .iter()
@@ -67,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut counts = Counts::default();
     if !arguments.only_kube {
         let mut command = workspace::cargo();
-        // Without doc tests, of which there are none: looking for them takes a minute.
+        // Skip doc tests. There are none, and searching for them takes a minute.
         command.args(["test", "--workspace", "--all-targets"]).env("WARREN_BIN", binary);
         if arguments.full {
             command.envs(FULL_ROUNDS.iter().copied());
@@ -98,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The command for exactly the test targets that ask for a real control plane.
+/// Returns the command for the test targets that need a real control plane, if any.
 fn kube_tier(packages: &[Package]) -> Option<Command> {
     let arguments = kube_arguments(packages);
     if arguments.is_empty() {
@@ -106,10 +109,12 @@ fn kube_tier(packages: &[Package]) -> Option<Command> {
         return None;
     }
     let mut command = workspace::cargo();
-    // From the whole workspace, as in the first tier: a choice of packages would build dependencies with other features.
+    // From the whole workspace, as in the first tier: selecting packages would build dependencies
+    // with other features.
     command.args(["test", "--workspace"]).args(arguments);
-    // Spares the guard in each test binary a call of cargo, which would wait for whoever builds at the moment.
-    // By process, not by path: the build of the tests may replace the file that we were started from.
+    // With this, the guard in each test binary does not call cargo, which would wait for any
+    // running build. Name the process and not the path: the build of the tests may replace our
+    // file.
     command.env("WARREN_XTASK", format!("/proc/{}/exe", std::process::id()));
     Some(command)
 }
@@ -135,7 +140,7 @@ fn kube_arguments(packages: &[Package]) -> Vec<String> {
     arguments
 }
 
-/// Runs cargo, passes its output on and adds up the results.
+/// Runs cargo, prints its output and adds up the results.
 fn run_cargo(mut command: Command, counts: &mut Counts) -> Result<()> {
     let mut child = command
         .arg("--no-fail-fast")
@@ -147,7 +152,7 @@ fn run_cargo(mut command: Command, counts: &mut Counts) -> Result<()> {
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line.context("read what the tests print")?;
-            // A test may print anything; what is not text cannot be a result.
+            // A test may print anything, also invalid text.
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
             if let Some(found) = parse_result(&line) {
@@ -166,7 +171,7 @@ fn run_cargo(mut command: Command, counts: &mut Counts) -> Result<()> {
     Ok(())
 }
 
-/// Reads the line that ends the output of a test binary.
+/// Parses the line that ends the output of a test binary.
 pub fn parse_result(line: &str) -> Option<Counts> {
     let (_, results) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut counts = Counts::default();

@@ -1,4 +1,5 @@
-//! `cargo xtask ui`: builds the web page into `warren-service`, and checks that what is committed is what is built.
+//! `cargo xtask ui`: builds the web page into `warren-service`, or checks that the committed page
+//! is up to date.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,7 @@ use clap::Args;
 
 use crate::workspace;
 
-/// The directory of the built page that the program carries.
+/// The directory of the built page, which the program contains.
 const COMMITTED: &str = "crates/warren-service/ui";
 
 #[derive(Args)]
@@ -29,7 +30,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         npm(&source, &["run", "build"], &committed)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Below the sources: the bundler warns of an output folder elsewhere, and git ignores this one.
+    // This is below the sources, because the bundler warns about an output folder elsewhere. git
+    // ignores it.
     let built = source.join("node_modules/.built");
     npm(&source, &["run", "build"], &built)?;
     let differences = differences(&files(&committed)?, &files(&built)?);
@@ -51,7 +53,7 @@ fn npm(directory: &Path, arguments: &[&str], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the files below a directory by their paths in it.
+/// Returns the files below a directory by their relative paths.
 fn files(directory: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![directory.to_owned()];
@@ -70,7 +72,7 @@ fn files(directory: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     Ok(found)
 }
 
-/// Returns how two sets of files differ, a line for each file.
+/// Returns a line for each file that differs between two sets.
 fn differences(committed: &BTreeMap<String, Vec<u8>>, built: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
     let mut found = Vec::new();
     for (name, content) in committed {

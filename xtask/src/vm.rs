@@ -1,9 +1,9 @@
-//! `cargo xtask vm`: the tests that make real containers, in a virtual machine with Debian's kernel: Linux 6.1, cgroups of
-//! version 2, overlays as kernels before 6.15 want them. The processor is emulated, so it works where there is no KVM,
-//! and takes minutes.
+//! `cargo xtask vm`: runs the tests with real containers in a virtual machine with Debian's kernel:
+//! Linux 6.1, cgroups of version 2, overlays as kernels before 6.15 need them.
 //!
-//! The machine gets a disk with our static binaries, busybox, and [`GUEST`] as its init, which talks to us through the
-//! serial console.
+//! The processor is emulated, so it works without KVM but takes minutes. The machine gets a disk
+//! with our static binaries, busybox, and [`GUEST`] as its init. Its serial console carries the
+//! results.
 
 mod cpio;
 
@@ -26,10 +26,10 @@ use crate::workspace;
 const FIRST: &str = include_str!("vm/first.sh");
 const GUEST: &str = include_str!("vm/guest.sh");
 
-/// What the machine needs to find its disk and to make containers.
+/// The kernel modules for the disk and for containers.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay"];
 
-/// Programs that must be here, and where Debian has them.
+/// Programs that must be installed, with their Debian packages.
 const NEEDED: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -94,7 +94,7 @@ struct Kernel {
     modules: PathBuf,
 }
 
-/// Debian's kernel for virtual machines, fetched as a package and only unpacked.
+/// Returns Debian's kernel for virtual machines. The package is downloaded and only unpacked.
 fn kernel(directory: &Path) -> Result<Kernel> {
     let find = |below: &str, prefix: &str| -> Option<PathBuf> {
         let entries = fs::read_dir(directory.join(below)).ok()?;
@@ -140,7 +140,7 @@ fn initramfs_bytes(kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Adds a module after those that it says it depends on. A name without a file is built in.
+/// Adds a module after its dependencies. A name without a file is built in.
 fn add_module(modules: &Path, name: &str, order: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
     let name = name.replace('-', "_");
     if order.iter().any(|(known, _)| *known == name) {
@@ -172,7 +172,7 @@ fn find_module(directory: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The line `depends=a,b` among the zero-terminated lines that a module says about itself.
+/// Returns the names in the line `depends=a,b` of a module's zero-terminated information.
 fn dependencies(module: &[u8]) -> Vec<String> {
     module
         .split(|&byte| byte == 0)
@@ -189,7 +189,8 @@ fn busybox() -> Result<PathBuf> {
     if path.exists() { Ok(path) } else { Ok(PathBuf::from("/bin/busybox")) }
 }
 
-/// A file system that holds everything. `ext4`, because Linux 6.1 cannot map the owners of files in memory.
+/// Makes the disk with all files. It is `ext4`, because Linux 6.1 cannot map the owners of files in
+/// memory.
 fn make_disk(directory: &Path, arguments: &Arguments) -> Result<PathBuf> {
     let root = directory.join("root");
     if root.exists() {
@@ -233,7 +234,7 @@ fn make_disk(directory: &Path, arguments: &Arguments) -> Result<PathBuf> {
     let busybox = busybox()?;
     let applets = workspace::output(Command::new(&busybox).arg("--list"))?;
     fs::copy(&busybox, root.join("usr/bin/busybox"))?;
-    // Its own `init` is not wanted, and the rest are programs of the host image.
+    // Its `init` is not needed, and all others are programs of the host image.
     for applet in applets.lines().filter(|applet| !["init", "busybox"].contains(applet)) {
         symlink("busybox", root.join("usr/bin").join(applet)).with_context(|| format!("make {applet}"))?;
     }
@@ -261,8 +262,9 @@ fn make_disk(directory: &Path, arguments: &Arguments) -> Result<PathBuf> {
     Ok(disk)
 }
 
-/// Where tests rely on more than busybox has: system calls by number, connections from a shell, set-user-id bits, the
-/// words of an error. And a shell, since busybox's prefers its own programs to all others.
+/// Programs for tests that need more than busybox has: system calls by number, connections from a
+/// shell, set-user-id bits, the text of an error. Also a shell, since busybox's prefers its own
+/// programs to all others.
 const HOST_PROGRAMS: [&str; 14] = [
     "/usr/bin/bash",
     "/usr/bin/chmod",
@@ -280,10 +282,10 @@ const HOST_PROGRAMS: [&str; 14] = [
     "/usr/bin/unshare",
 ];
 
-/// What comes with perl everywhere.
+/// The directory of perl's base modules.
 const PERL_MODULES: &str = "/usr/lib/x86_64-linux-gnu/perl-base";
 
-/// A program of this machine with the libraries that it is linked to; one that is not here is left to busybox.
+/// Adds a program of this machine with its libraries. If it is missing, busybox replaces it.
 fn add_program(root: &Path, program: &Path) -> Result<()> {
     if !program.exists() {
         return Ok(());
@@ -292,7 +294,7 @@ fn add_program(root: &Path, program: &Path) -> Result<()> {
     let libraries = listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
     for file in libraries.chain([program.to_owned()]) {
         let mut place = root.join(file.strip_prefix("/").unwrap_or(&file));
-        // Through the links at the top, which on the disk lead where they do here.
+        // Resolve the top-level links, which are the same on the disk as here.
         if let Some(parent) = place.parent() {
             fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
             let parent = parent.canonicalize()?;
@@ -304,7 +306,7 @@ fn add_program(root: &Path, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds, and puts on the disk: `warren`, the test programs that make containers, and what those expect to find.
+/// Builds and adds `warren`, the test programs with containers, and the files that they need.
 fn add_binaries(root: &Path, arguments: &Arguments) -> Result<()> {
     let wanted: Vec<(&str, &str)> = TESTS
         .into_iter()
@@ -326,7 +328,7 @@ fn add_binaries(root: &Path, arguments: &Arguments) -> Result<()> {
         let place = match (is_test, target.name.as_str()) {
             (true, name) => root.join("warren/tests").join(name),
             (false, "warren") => root.join("warren/warren"),
-            // Tests know the place of their own package's programs from when they were built.
+            // Tests know the paths of their package's programs from build time.
             (false, _) => root.join(executable.strip_prefix("/").unwrap_or(&executable)),
         };
         if let Some(parent) = place.parent() {
@@ -346,7 +348,7 @@ fn add_binaries(root: &Path, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Those of warren-oci, and the local home's end-to-end scenarios.
+/// The tests of warren-oci, and the end-to-end scenarios of the local home.
 const TESTS: [(&str, &str); 5] = [
     ("warren-oci", "real"),
     ("warren-e2e", "local_home"),
@@ -355,7 +357,8 @@ const TESTS: [(&str, &str); 5] = [
     ("warren-e2e", "streams"),
 ];
 
-/// Limits, their ends, the freezer and what is counted: what differs between the versions of cgroups.
+/// Tests of limits, their effects, the freezer and counters: the differences between the versions
+/// of cgroups.
 const QUICK: [(&str, &[&str]); 3] = [
     (
         "real",
@@ -372,17 +375,18 @@ const QUICK: [(&str, &[&str]); 3] = [
     ("streams", &["what_pods_and_nodes_use_is_measured"]),
 ];
 
-/// What makes no sense here.
+/// Tests that are skipped.
 const SKIPPED: [(&str, &[&str]); 3] = [
-    // The machine is such a kernel itself; and fifty at once, each with somebody who asks how it is, take an emulated
-    // processor minutes.
+    // The machine itself has an older kernel. And fifty concurrent starts, each with a polling
+    // client, take minutes on an emulated processor.
     ("real", &["older_kernels", "fifty_pods_at_once"]),
     ("local_home", &["fifty_runs_at_once_all_succeed"]),
-    // It gives the bomb two seconds, which is too short for it here. Those of `real` wait for the limit.
+    // It gives the fork bomb two seconds, which is too short here. The tests of `real` wait for the
+    // limit.
     ("recovery", &["a_fork_bomb_ends_inside_and_the_status_says_why"]),
 ];
 
-/// Boots the machine, passes on what it says, and adds up the results.
+/// Boots the machine, prints its output, and adds up the results.
 fn boot(kernel: &Kernel, initramfs: &Path, disk: &Path, patience: Duration) -> Result<Counts> {
     let mut child = Command::new("qemu-system-x86_64")
         .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"])

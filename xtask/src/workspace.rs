@@ -1,4 +1,4 @@
-//! What cargo knows about this workspace.
+//! Information from cargo about this workspace.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,19 +6,19 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// The checkout that this xtask was built from.
+/// Returns the checkout that this xtask was built from.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-/// The cargo that runs us, working in the checkout.
+/// Returns a command for the cargo that runs us, in the checkout.
 pub fn cargo() -> Command {
     let mut command = warren_testkit::cargo::cargo(|name| std::env::var_os(name));
     command.current_dir(root());
     command
 }
 
-/// Builds with these arguments of cargo, and returns the programs that came of it.
+/// Builds with these arguments of cargo, and returns the programs.
 pub fn build(arguments: &[&str]) -> Result<Vec<(Target, PathBuf)>> {
     let text = output(
         cargo()
@@ -29,7 +29,7 @@ pub fn build(arguments: &[&str]) -> Result<Vec<(Target, PathBuf)>> {
     programs(&text)
 }
 
-/// The programs in cargo's account of a build.
+/// Returns the programs in cargo's JSON output of a build.
 fn programs(account: &str) -> Result<Vec<(Target, PathBuf)>> {
     let mut found = Vec::new();
     for line in account.lines() {
@@ -41,14 +41,15 @@ fn programs(account: &str) -> Result<Vec<(Target, PathBuf)>> {
     Ok(found)
 }
 
-/// Builds `warren` for a release and returns where it is. The checkout's and the user's paths are left out of it.
+/// Builds `warren` for a release and returns its path. The binary does not contain the paths of the
+/// checkout and of the user.
 pub fn release_binary() -> Result<PathBuf> {
     let built = build(&["build", "--release", "--locked", "--package", "warren", "--bin", "warren"])?;
     let (_, binary) = built.into_iter().next().context("cargo did not say where it put `warren`")?;
     Ok(binary)
 }
 
-/// Returns the time that archives carry, in seconds: `SOURCE_DATE_EPOCH`, else the time of the commit.
+/// Returns the time of archives in seconds: `SOURCE_DATE_EPOCH`, else the time of the commit.
 pub fn source_date() -> Result<u64> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(given) => given,
@@ -58,20 +59,20 @@ pub fn source_date() -> Result<u64> {
     text.trim().parse().with_context(|| format!("read `{}` as seconds", text.trim()))
 }
 
-/// Writes seconds since 1970 as a time.
+/// Formats seconds since 1970 as a time.
 pub fn rfc3339(seconds: u64) -> Result<String> {
     let seconds = i64::try_from(seconds).context("the time is out of range")?;
     Ok(jiff::Timestamp::from_second(seconds).context("the time is out of range")?.to_string())
 }
 
-/// The crates of the workspace, from `cargo metadata`.
+/// Returns the crates of the workspace, from `cargo metadata`.
 pub fn packages() -> Result<Vec<Package>> {
     let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: Metadata = serde_json::from_str(&text).context("read the answer of `cargo metadata`")?;
     Ok(metadata.packages)
 }
 
-/// Runs a command for what it prints.
+/// Runs a command and returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = format!("{command:?}");
     let output = command.output().with_context(|| format!("run {words}"))?;
@@ -92,7 +93,7 @@ struct Metadata {
     packages: Vec<Package>,
 }
 
-/// A crate of ours.
+/// One of our crates.
 #[derive(Deserialize)]
 pub struct Package {
     pub name: String,
@@ -100,7 +101,7 @@ pub struct Package {
     pub targets: Vec<Target>,
 }
 
-/// A line in its `Cargo.toml`.
+/// A dependency in its `Cargo.toml`.
 #[derive(Deserialize)]
 pub struct Dependency {
     pub name: String,
@@ -108,7 +109,7 @@ pub struct Dependency {
     pub kind: Option<String>,
 }
 
-/// A library, program or test in it.
+/// One of its libraries, programs or tests.
 #[derive(Deserialize)]
 pub struct Target {
     pub name: String,

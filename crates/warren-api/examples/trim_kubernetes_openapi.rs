@@ -5,9 +5,9 @@
 //!     > crates/warren-api/src/schema/kubernetes.json
 //! ```
 //!
-//! It keeps the definitions that can be reached from [`ROOTS`], one a line so that an update reads as a diff, and
-//! leaves out what only the API server's own generator needs: zero defaults of required fields and of list items, which
-//! would turn a missing field into an empty one.
+//! It keeps the definitions that [`ROOTS`] refer to, one per line so that updates have readable
+//! diffs. It drops the parts that only the API server's own generator needs: zero defaults of
+//! required fields and of list items, which would turn a missing field into an empty one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-/// The documents, and within all of them the definitions that others are reached from.
+/// The documents, and the definitions in them that all kept ones are reached from.
 const DOCUMENTS: [&str; 2] = ["api__v1_openapi.json", "apis__networking.k8s.io__v1_openapi.json"];
 const ROOTS: [&str; 5] = [
     "io.k8s.api.core.v1.PodSpec",
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Removes defaults that mean nothing, wrappers around a single reference, and vendor keys that nobody here reads.
+/// Removes meaningless defaults, wrappers around a single reference, and unused vendor keys.
 fn trim(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
     for key in ["x-kubernetes-unions", "x-kubernetes-group-version-kind"] {

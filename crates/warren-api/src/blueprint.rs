@@ -1,4 +1,4 @@
-//! What a Sandbox and a SandboxTemplate have in common: the pod, its volume claims and its service.
+//! The common part of a Sandbox and a SandboxTemplate: the pod, its volume claims and its service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// It has no level of its own on the wire: its fields are those of the `spec` it is part of.
 ///
-/// Change a stored object by a patch of the fields in question, not by writing the whole back: a quantity that was
-/// stored as a number, or a list that was stored empty, is written in other words, and the server takes that for a change of
-/// `volumeClaimTemplates`, which it refuses.
+/// Change a stored object by a patch of the fields in question, not by writing the whole back: a
+/// quantity that was stored as a number, or a list that was stored empty, is written in other
+/// words, and the server takes that for a change of `volumeClaimTemplates`, which it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxBlueprint {
@@ -26,8 +26,9 @@ pub struct SandboxBlueprint {
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub volume_claim_templates: Vec<PersistentVolumeClaimTemplate>,
 
-    /// service decides about the headless service of the sandbox: true creates and maintains it, false removes it,
-    /// and when the field is absent none is created, but one that the sandbox owns is kept in order.
+    /// service decides about the headless service of the sandbox: true creates and maintains it,
+    /// false removes it, and when the field is absent none is created, but one that the sandbox
+    /// owns is kept in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
 }
@@ -36,19 +37,21 @@ pub struct SandboxBlueprint {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTemplate {
-    /// spec is the specification of the pod. It is used when the pod is created; later edits do not change a
-    /// running pod.
-    // Shared by those who keep many sandboxes in memory: those of one template are alike in most of it.
+    /// spec is the specification of the pod. It is used when the pod is created; later edits do not
+    /// change a running pod.
+    // Shared, because the controllers keep many sandboxes in memory, and those of one template are
+    // mostly alike.
     #[serde(with = "shared")]
     #[schemars(with = "PodSpec")]
     pub spec: Arc<PodSpec>,
 
-    /// metadata holds the labels and annotations of the pod. Edits are carried over to the running pod.
+    /// metadata holds the labels and annotations of the pod. Edits are carried over to the running
+    /// pod.
     #[serde(default, skip_serializing_if = "PodMetadata::is_empty")]
     pub metadata: PodMetadata,
 }
 
-/// A shared value reads and is written like any other.
+/// Reads and writes a shared value like a plain one.
 mod shared {
     use std::sync::Arc;
 
@@ -79,7 +82,7 @@ pub struct PodMetadata {
 }
 
 impl PodMetadata {
-    /// Whether there is nothing to send.
+    /// Returns true if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
@@ -115,7 +118,7 @@ pub struct EmbeddedObjectMetadata {
 }
 
 impl EmbeddedObjectMetadata {
-    /// Whether there is nothing to send.
+    /// Returns true if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.name.is_empty() && self.labels.is_empty() && self.annotations.is_empty()
     }

@@ -1,4 +1,4 @@
-//! `SandboxClaim`: a user's wish for a sandbox, served from a pool where possible.
+//! `SandboxClaim`: a user's request for a sandbox, served from a pool if possible.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -32,8 +32,8 @@ use crate::time;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimSpec {
-    /// warmPoolRef names the pool, in the claim's namespace, that supplies waiting sandboxes and, through its
-    /// template, the blueprint of a new one.
+    /// warmPoolRef names the pool, in the claim's namespace, that supplies waiting sandboxes and,
+    /// through its template, the blueprint of a new one.
     pub warm_pool_ref: WarmPoolReference,
 
     /// lifecycle says when the claim ends. Without it the claim never expires.

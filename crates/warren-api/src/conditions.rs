@@ -1,7 +1,7 @@
-//! Condition types, reasons, messages and events: the words by which the objects say what happens to them.
+//! Condition types, reasons, messages and events: the vocabulary of objects' statuses.
 //!
-//! Users and published clients match on these strings, so they are written once, here. [`set`] and [`find`] carry the
-//! standard meaning of a condition list.
+//! Users and published clients match on these strings, so they are defined once, here. [`set`] and
+//! [`find`] implement the standard semantics of a condition list.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 
@@ -12,20 +12,23 @@ words! {
     pub enum ConditionType {
         /// The sandbox, or the claim's sandbox, can be used. Always present.
         Ready = "Ready",
-        /// The sandbox has no pod because it was asked to have none. Always present on a Sandbox.
+        /// The sandbox has no pod because it is suspended. Always present on a Sandbox.
         Suspended = "Suspended",
-        /// The pod's own condition, mirrored; present while the sandbox owns a pod.
+        /// A copy of the pod's own condition. Present while the sandbox owns a pod.
         PodScheduled = "PodScheduled",
-        /// The pod has ended by itself; present while that is so, and kept through expiry. On a claim also: it ended without
-        /// a sandbox, because its deadline has passed.
+        /// The pod has ended by itself. Present only then, and kept through expiry. On a claim
+        /// also: it ended without a sandbox, because its deadline has passed.
         Finished = "Finished",
-        /// Ours, on a Sandbox: its pod was made from an earlier pod template. Present only while that is so.
+        /// Warren's own, on a Sandbox: its pod was made from an earlier pod template. Present only
+        /// then.
         PodOutdated = "warren.dev/PodOutdated",
-        /// Ours, on a Sandbox and its claim: a container of its pod cannot start, and why. Present only while that is so.
+        /// Warren's own, on a Sandbox and its claim: a container of its pod cannot start. Present
+        /// only then.
         PodWaiting = "warren.dev/PodWaiting",
-        /// Ours, on a claim: one of its annotations means nothing to us and is ignored. Present only while that is so.
+        /// Warren's own, on a claim: one of its annotations is invalid and is ignored. Present only
+        /// then.
         InvalidAnnotation = "warren.dev/InvalidAnnotation",
-        /// On a task: it could be begun.
+        /// On a task: it could be started.
         Accepted = "Accepted",
         /// On a task: its command runs.
         Running = "Running",
@@ -39,11 +42,11 @@ words! {
 words! {
     /// The `status` of a condition.
     pub enum ConditionStatus {
-        /// It is so.
+        /// The condition holds.
         True = "True",
-        /// It is not so.
+        /// The condition does not hold.
         False = "False",
-        /// It could not be found out.
+        /// It is not known if the condition holds.
         Unknown = "Unknown",
     }
 }
@@ -53,103 +56,105 @@ words! {
     pub enum Reason {
         /// Ready: an error with a volume claim, pod or service stopped this pass.
         ReconcilerError = "ReconcilerError",
-        /// Ready, of a sandbox and of a claim: the API server refuses an object that it needs as invalid. Nothing is tried
-        /// again until the spec changes; clients take it for final.
+        /// Ready, of a sandbox and of a claim: the API server refuses a required object as invalid.
+        /// There is no retry until the spec changes. Clients treat it as final.
         InvalidConfiguration = "InvalidConfiguration",
         /// Ready: more than one pod is controlled by this sandbox.
         MultiplePods = "MultiplePods",
-        /// Ready: the sandbox is asked to be suspended.
+        /// Ready: the sandbox is to be suspended.
         SandboxSuspended = "SandboxSuspended",
-        /// Ready, Finished: the pod ended with success.
+        /// Ready, Finished: the pod succeeded.
         PodSucceeded = "PodSucceeded",
-        /// Ready, Finished: the pod ended with failure.
+        /// Ready, Finished: the pod failed.
         PodFailed = "PodFailed",
-        /// Ready: the pod or the service is not there yet.
+        /// Ready: the pod or the service does not exist yet, or is not ready.
         DependenciesNotReady = "DependenciesNotReady",
-        /// Ready: the pod is ready, and so is the service if there is one.
+        /// Ready: the pod is ready, and so is the service if required.
         DependenciesReady = "DependenciesReady",
         /// Ready, on the sandbox and its claim: its shutdown time has passed.
         SandboxExpired = "SandboxExpired",
-        /// Suspended: the sandbox is asked to run.
+        /// Suspended: the sandbox is to run.
         NotSuspended = "NotSuspended",
         /// Suspended: the pod is gone.
         PodTerminated = "PodTerminated",
-        /// Suspended: the pod is on its way out.
+        /// Suspended: the pod is being deleted.
         PodTerminating = "PodTerminating",
-        /// Suspended: the pod belongs to somebody else and is left alone.
+        /// Suspended: the pod has another owner and is left alone.
         PodNotOwned = "PodNotOwned",
         /// Suspended: the pod could not be looked up.
         PodStateUnknown = "PodStateUnknown",
-        /// Suspended, in older objects; never written any more.
+        /// Suspended, in older objects only.
         PodNotTerminated = "PodNotTerminated",
         /// PodScheduled: the pod is scheduled and gave no reason of its own.
         PodScheduled = "PodScheduled",
-        /// PodScheduled: the pod says nothing about it, or could not be looked up.
+        /// PodScheduled: the pod has no such condition, or could not be looked up.
         PodSchedulingUnknown = "PodSchedulingUnknown",
         /// Claim Ready: the pool's template does not exist.
         TemplateNotFound = "TemplateNotFound",
         /// Claim Ready: the pool does not exist.
         WarmPoolNotFound = "WarmPoolNotFound",
-        /// Claim Ready: others wanted the same waiting sandboxes.
+        /// Claim Ready: other claims took the same waiting sandboxes.
         AdoptionConflict = "AdoptionConflict",
-        /// Claim Ready: a sandbox of that name was just made, perhaps by us.
+        /// Claim Ready: a sandbox of that name was just created, perhaps by us.
         SandboxCreatePending = "SandboxCreatePending",
         /// Claim Ready: the additional pod metadata is not allowed.
         InvalidMetadata = "InvalidMetadata",
         /// Claim Ready: the template does not allow the environment variables.
         EnvVarsInjectionRejected = "EnvVarsInjectionRejected",
-        /// Claim Ready: the template does not allow the volume claim templates, or they are not valid.
+        /// Claim Ready: the template does not allow the volume claim templates, or they are not
+        /// valid.
         VolumeClaimTemplatesError = "VolumeClaimTemplatesError",
-        /// Claim Ready: the claim's time is over.
+        /// Claim Ready: the claim has expired.
         ClaimExpired = "ClaimExpired",
         /// Claim Ready: the sandbox is gone.
         SandboxMissing = "SandboxMissing",
-        /// Claim Ready: the sandbox does not say yet whether it is ready.
+        /// Claim Ready: the sandbox has no Ready condition yet.
         SandboxNotReady = "SandboxNotReady",
-        /// Claim Finished: the claim was not Ready by its deadline. Its Ready says `ClaimExpired`, which published clients
-        /// take for the end that it is.
+        /// Claim Finished: the claim was not Ready by its deadline. Its Ready condition has the
+        /// reason `ClaimExpired`, which published clients treat as final.
         DeadlineExceeded = "DeadlineExceeded",
         /// PodOutdated: the pod template was edited after the pod was made.
         PodTemplateChanged = "PodTemplateChanged",
-        /// PodWaiting, where the container gives no reason of its own.
+        /// PodWaiting: the container gives no reason of its own.
         ContainerWaiting = "ContainerWaiting",
         /// InvalidAnnotation: the value is ignored.
         ValueIgnored = "ValueIgnored",
-        /// Progressing of a pool: members of the present template are being made.
+        /// Progressing of a pool: members of the current template are being created.
         Updating = "Updating",
-        /// Progressing of a pool: what is missing is only that claims take the outdated members.
+        /// Progressing of a pool: the rollout only waits for claims to take the outdated members.
         WaitingForClaims = "WaitingForClaims",
-        /// Progressing of a pool: it has been full of ready members of the present template.
+        /// Progressing of a pool: it has been full of ready members of the current template.
         Complete = "Complete",
         /// Progressing of a pool: no member has become ready for too long.
         ProgressDeadlineExceeded = "ProgressDeadlineExceeded",
-        /// Accepted of a task: its first sandbox was made.
+        /// Accepted of a task: its first sandbox was created.
         TaskAccepted = "TaskAccepted",
-        /// Running of a task: its sandbox is being made.
+        /// Running of a task: its sandbox is being created.
         Starting = "Starting",
-        /// Running of a task: an attempt has failed, and the sandbox of the next one is being made.
+        /// Running of a task: an attempt has failed, and the next sandbox is being created.
         Retrying = "Retrying",
         /// Running of a task: its command runs.
         CommandRunning = "CommandRunning",
         /// Running of a task: the task has ended.
         TaskEnded = "TaskEnded",
-        /// Succeeded of a task.
+        /// Succeeded of a task: the command ended with exit code 0.
         CommandSucceeded = "CommandSucceeded",
         /// Failed of a task: the kernel killed the command because it reached its memory limit.
         OOM = "OOM",
-        /// Failed of a task: it took longer than it may.
+        /// Failed of a task: it exceeded its timeout.
         Timeout = "Timeout",
-        /// Failed of a task: the command ended with another exit code than 0.
+        /// Failed of a task: the command ended with an exit code other than 0.
         Application = "Application",
-        /// Failed of a task: the node got rid of the sandbox.
+        /// Failed of a task: the node evicted the sandbox.
         Evicted = "Evicted",
-        /// Failed of a task: the node was lost, or lost sight of the command.
+        /// Failed of a task: the node was lost, or lost track of the command.
         NodeLost = "NodeLost",
-        /// Failed of a task: it was asked to end.
+        /// Failed of a task: it was cancelled.
         Cancelled = "Cancelled",
-        /// Accepted and Failed of a task: it cannot run as it is written.
+        /// Accepted and Failed of a task: its spec cannot run.
         Invalid = "Invalid",
-        /// Failed of a task: it is not known how the command ended, or the sandbox was deleted under it.
+        /// Failed of a task: the command's end is not known, or the sandbox was deleted while it
+        /// ran.
         Unknown = "Unknown",
     }
 }
@@ -163,27 +168,28 @@ words! {
         ClaimExpired = "ClaimExpired",
         /// Claim, Normal: it took a waiting sandbox.
         SandboxAdopted = "SandboxAdopted",
-        /// Claim, Normal: a sandbox was made for it.
+        /// Claim, Normal: a sandbox was created for it.
         SandboxProvisioned = "SandboxProvisioned",
         /// Pool, Warning: members cannot be scheduled.
         WarmPoolNotProgressing = "WarmPoolNotProgressing",
-        /// Pool, Normal: they can again.
+        /// Pool, Normal: members can be scheduled again.
         WarmPoolProgressing = "WarmPoolProgressing",
-        /// Sandbox and template, Warning: something is in the way of what they need.
+        /// Sandbox and template, Warning: a required object could not be reconciled.
         ReconcilerError = "ReconcilerError",
-        /// Sandbox, claim and template, Warning: the API server refuses an object that they need as invalid.
+        /// Sandbox, claim and template, Warning: the API server refuses a required object as
+        /// invalid.
         InvalidConfiguration = "InvalidConfiguration",
-        /// Sandbox, Warning: its pod has failed, and why.
+        /// Sandbox, Warning: its pod has failed. The note has the cause.
         PodFailed = "PodFailed",
         /// Pool, Warning: a member could not be created.
         FailedCreate = "FailedCreate",
         /// Claim, Warning: it was not Ready by its deadline.
         DeadlineExceeded = "DeadlineExceeded",
-        /// Claim and pool, Warning: an annotation means nothing to us and is ignored.
+        /// Claim and pool, Warning: an annotation is invalid and is ignored.
         InvalidAnnotation = "InvalidAnnotation",
-        /// Any of ours, Warning: the server has stored something that cannot be read, so nothing is done about it.
+        /// Any of our kinds, Warning: the stored object cannot be read, so it is left alone.
         Unreadable = "Unreadable",
-        /// Task, Normal: it has ended well.
+        /// Task, Normal: it has succeeded.
         TaskSucceeded = "TaskSucceeded",
         /// Task, Warning: it has failed, or an attempt has.
         TaskFailed = "TaskFailed",
@@ -201,7 +207,7 @@ words! {
         Deleting = "Deleting",
         /// A claim took a waiting sandbox.
         Adoption = "Adoption",
-        /// A sandbox was made for a claim.
+        /// A sandbox was created for a claim.
         Provisioning = "Provisioning",
     }
 }
@@ -222,11 +228,11 @@ words! {
     }
 }
 
-/// The `message` of a condition, where it is fixed.
+/// The fixed `message`s of conditions.
 pub mod message {
-    /// Ready/ReconcilerError: followed by the errors.
+    /// Ready/ReconcilerError. The errors follow.
     pub const ERROR_SEEN: &str = "Error seen: ";
-    /// Ready/InvalidConfiguration: followed by the refusals.
+    /// Ready/InvalidConfiguration. The refusals follow.
     pub const INVALID_CONFIGURATION: &str = "Refused by the API server as invalid: ";
     /// Ready/SandboxSuspended while a pod exists.
     pub const SANDBOX_IS_SUSPENDING: &str = "Sandbox is suspending";
@@ -234,21 +240,21 @@ pub mod message {
     pub const SANDBOX_IS_SUSPENDED: &str = "Sandbox is suspended";
     /// Ready and Finished, PodSucceeded.
     pub const POD_COMPLETED_SUCCESSFULLY: &str = "Pod completed successfully";
-    /// Ready and Finished, PodFailed; followed by the pod's own reason and message, if it has any.
+    /// Ready and Finished, PodFailed. The pod's own reason and message follow, if any.
     pub const POD_FAILED: &str = "Pod failed";
-    /// Ready/DependenciesNotReady: no pod.
+    /// Ready/DependenciesNotReady: there is no pod.
     pub const POD_DOES_NOT_EXIST: &str = "Pod does not exist";
-    /// Ready/DependenciesNotReady: followed by the phase.
+    /// Ready/DependenciesNotReady. The phase follows.
     pub const POD_EXISTS_WITH_PHASE: &str = "Pod exists with phase: ";
-    /// Ready/DependenciesNotReady: the pod runs, its readiness does not hold.
+    /// Ready/DependenciesNotReady: the pod runs but is not ready.
     pub const POD_IS_RUNNING_BUT_NOT_READY: &str = "Pod is Running but not Ready";
-    /// Ready/DependenciesNotReady: the pod is ready, its address is missing.
+    /// Ready/DependenciesNotReady: the pod is ready but has no address.
     pub const POD_HAS_NO_IPS: &str = "Pod is Ready but has no podIPs yet";
     /// Ready/DependenciesReady.
     pub const POD_IS_READY: &str = "Pod is Ready";
-    /// Follows the pod's part where a service is required and exists.
+    /// Follows the pod's part if a service is required and exists.
     pub const SERVICE_EXISTS: &str = "; Service Exists";
-    /// Follows the pod's part where a service is required and is missing.
+    /// Follows the pod's part if a service is required but missing.
     pub const SERVICE_DOES_NOT_EXIST: &str = "; Service does not exist";
     /// Ready/SandboxExpired.
     pub const SANDBOX_HAS_EXPIRED: &str = "Sandbox has expired";
@@ -262,31 +268,32 @@ pub mod message {
     pub const POD_IS_NOT_OWNED: &str = "Refused to delete pod because it is not owned by this sandbox";
 }
 
-/// The condition of this type.
+/// Returns the condition of this type.
 pub fn find(conditions: &[Condition], type_: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == type_.as_str())
 }
 
-/// Whether the condition of this type is there and `True`.
+/// Returns true if the condition of this type exists and is `True`.
 pub fn is_true(conditions: &[Condition], type_: ConditionType) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
 }
 
-/// A condition as a controller means it, before it is known when it last changed.
+/// A condition without the time of its last change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// Which condition.
+    /// The type of the condition.
     pub type_: ConditionType,
-    /// Whether it holds.
+    /// The status.
     pub status: ConditionStatus,
-    /// Why; never empty. Usually a [`Reason`], but mirrored conditions carry the reasons of others.
+    /// The reason, never empty. Usually a [`Reason`], but mirrored conditions have the reasons of
+    /// others.
     pub reason: String,
-    /// The same for a human.
+    /// The message for people.
     pub message: String,
 }
 
 impl Observation {
-    /// An observation with one of our own reasons.
+    /// Creates an observation with one of our own reasons.
     pub fn new(
         type_: ConditionType,
         status: ConditionStatus,
@@ -306,12 +313,13 @@ impl Observation {
     }
 }
 
-/// The schema takes no longer message, and a status that is refused says nothing at all.
+/// The maximum length of a message by the schema. A longer one would make the server refuse the
+/// whole status.
 const LONGEST_MESSAGE: usize = 32_768;
 
-/// Puts an observation into the condition list of the object with this metadata. `lastTransitionTime` moves only when
-/// the status does; reason, message and generation are always refreshed. The order of the list is kept, a new condition
-/// goes to its end.
+/// Sets an observation in the condition list of the object with this metadata. `lastTransitionTime`
+/// changes only with the status. Reason, message and generation are always updated. The order of
+/// the list is kept, and a new condition is appended.
 pub fn set(conditions: &mut Vec<Condition>, observation: Observation, object: &ObjectMeta, now: &Time) {
     let Observation { type_, status, reason, message } = observation;
     let known = conditions.iter().find(|condition| condition.type_ == type_.as_str());
@@ -330,13 +338,14 @@ pub fn set(conditions: &mut Vec<Condition>, observation: Observation, object: &O
     put(conditions, condition, object);
 }
 
-/// Copies a condition of another object into the list of the object with this metadata: word for word, but about this
-/// object's generation, and from no time before this object existed.
+/// Copies a condition of another object into the list of the object with this metadata. Its text
+/// stays the same. Its generation becomes that of this object, and its time is not before this
+/// object's creation.
 pub fn copy(conditions: &mut Vec<Condition>, condition: &Condition, object: &ObjectMeta) {
     put(conditions, condition.clone(), object);
 }
 
-/// Says of every condition of ours that is kept as it is that it holds for the object's present generation.
+/// Updates the generation of all our conditions that are kept unchanged.
 pub fn reaffirm(conditions: &mut [Condition], object: &ObjectMeta) {
     let of_ours = |condition: &&mut Condition| ConditionType::parse(&condition.type_).is_some();
     for condition in conditions.iter_mut().filter(of_ours) {
@@ -344,8 +353,9 @@ pub fn reaffirm(conditions: &mut [Condition], object: &ObjectMeta) {
     }
 }
 
-/// Stores a condition. Nothing about an object has changed before its creation, even if a waiting sandbox was ready long
-/// before the claim that it serves, or if the server's clock, which says when the object was created, is ahead of ours.
+/// Stores a condition. Its time is not before the object's creation, even if a waiting sandbox was
+/// ready long before its claim, or if the server's clock, which sets the creation time, is ahead of
+/// ours.
 fn put(conditions: &mut Vec<Condition>, mut condition: Condition, object: &ObjectMeta) {
     condition.observed_generation = object.generation;
     if let Some(created) = &object.creation_timestamp {
@@ -357,7 +367,7 @@ fn put(conditions: &mut Vec<Condition>, mut condition: Condition, object: &Objec
     }
 }
 
-/// Takes the condition of this type out of the list, if it is there.
+/// Removes the condition of this type, if it exists.
 pub fn remove(conditions: &mut Vec<Condition>, type_: ConditionType) {
     conditions.retain(|condition| condition.type_ != type_.as_str());
 }

@@ -1,7 +1,8 @@
-//! The five CustomResourceDefinitions, from the types.
+//! The five CustomResourceDefinitions, generated from the types.
 //!
-//! Names, columns and subresources come from the `#[kube(…)]` attributes. The schema is made here: our fields from the
-//! Rust types and their documentation, Kubernetes' fields from its own definitions.
+//! Names, columns and subresources come from the `#[kube(…)]` attributes. The schema of our fields
+//! is generated from the Rust types and their documentation. Kubernetes' fields use its own
+//! definitions.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
@@ -17,7 +18,7 @@ use crate::{
     SandboxWarmPoolStatus,
 };
 
-/// The definitions of the five resources, complete and ready to be applied. `deploy/crds/` is written from them.
+/// Returns the complete definitions of the five resources. `deploy/crds/` is generated from them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![
         definition::<Sandbox, SandboxSpec>(
@@ -82,7 +83,7 @@ fn root_schema<Spec: JsonSchema>(
     Ok(serde_json::from_value(root).expect("a structural schema is made of the keywords that a CRD knows"))
 }
 
-/// The structural schema of one of our types.
+/// Returns the structural schema of one of our types.
 fn schema_of<T: JsonSchema>() -> Result<Value, SchemaError> {
     let document = SchemaGenerator::default().into_root_schema_for::<T>().to_value();
     structural(&document, &Definitions::of_document(&document))

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Why a text is not a duration.
+/// The error for a text that is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GoDurationError {
     /// It is not in Go's syntax.
     #[error("not a duration such as 90s, 1h30m or 1.5h")]
     Malformed,
-    /// It is before zero, which nothing here can mean.
+    /// It is negative, which no field here allows.
     #[error("a negative duration")]
     Negative,
     /// It is longer than a duration can be.
@@ -16,8 +16,8 @@ pub enum GoDurationError {
     TooLong,
 }
 
-/// Reads a duration in Go's syntax: numbers, each with its unit (`ns`, `us`, `µs`, `ms`, `s`, `m`, `h`), or a bare `0`.
-/// Negative ones are refused, except for a negative zero.
+/// Parses a duration in Go's syntax: numbers with units (`ns`, `us`, `µs`, `ms`, `s`, `m`, `h`), or
+/// a bare `0`. Negative durations are refused, except for a negative zero.
 pub fn parse(text: &str) -> Result<Duration, GoDurationError> {
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -40,7 +40,8 @@ pub fn parse(text: &str) -> Result<Duration, GoDurationError> {
             .ok_or(GoDurationError::TooLong)?;
         rest = after;
     }
-    // Go keeps durations in 64 bits of nanoseconds, with a sign; what it cannot hold, its programs cannot have meant.
+    // Go stores durations as signed 64-bit nanoseconds, so its programs cannot represent longer
+    // ones.
     let nanoseconds = i64::try_from(nanoseconds).map_err(|_| GoDurationError::TooLong)?;
     match (negative, u64::try_from(nanoseconds)) {
         (true, Ok(1..)) => Err(GoDurationError::Negative),
@@ -49,7 +50,7 @@ pub fn parse(text: &str) -> Result<Duration, GoDurationError> {
     }
 }
 
-/// A decimal number as its digits: `1.25` is 125 with two of them behind the point.
+/// A decimal number as digits and scale: `1.25` is 125 with two digits after the point.
 struct Amount {
     digits: u128,
     scale: u128,
@@ -68,7 +69,7 @@ fn take_amount(text: &str) -> Result<(Amount, &str), GoDurationError> {
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return Err(GoDurationError::Malformed);
     }
-    // Behind the twelfth digit there is less than a nanosecond, even of hours.
+    // Digits after the twelfth are less than a nanosecond, even of hours.
     let fraction = &fraction[..fraction.len().min(12)];
     let digits = format!("{whole}{fraction}").parse().map_err(|_| GoDurationError::TooLong)?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or_default());
@@ -90,7 +91,7 @@ fn take_unit(text: &str) -> Result<(u128, &str), GoDurationError> {
     Ok((nanoseconds, rest))
 }
 
-/// Writes a duration in Go's syntax, to the millisecond.
+/// Formats a duration in Go's syntax, to the millisecond.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     let milliseconds = duration.as_millis();

@@ -1,7 +1,10 @@
-//! The Kubernetes resources that Warren serves, as data: `Sandbox`, `SandboxTemplate`, `SandboxClaim` and
-//! `SandboxWarmPool` at `v1beta1`, and our own `AgentTask` at `v1alpha1`, with every label and annotation key, condition, reason and message that the published
-//! agent-sandbox clients know. It never talks to a server and never decides anything. Start with [`Sandbox`] and
-//! [`blueprint::SandboxBlueprint`]; [`labels`] and [`conditions`] hold the vocabulary, [`crds`] what a server needs to know.
+//! The Kubernetes resources of Warren as data: `Sandbox`, `SandboxTemplate`, `SandboxClaim` and
+//! `SandboxWarmPool` at `v1beta1`, and our own `AgentTask` at `v1alpha1`. It contains every label
+//! and annotation key, condition, reason and message that published agent-sandbox clients know.
+//!
+//! It never talks to a server and makes no decisions. Start with [`Sandbox`] and
+//! [`blueprint::SandboxBlueprint`]. [`labels`] and [`conditions`] define the vocabulary, [`crds`]
+//! the definitions for a server.
 
 pub mod annotations;
 pub mod blueprint;
@@ -34,7 +37,7 @@ pub const GROUP: &str = "agents.x-k8s.io";
 /// API group of [`SandboxTemplate`], [`SandboxClaim`] and [`SandboxWarmPool`].
 pub const EXTENSIONS_GROUP: &str = "extensions.agents.x-k8s.io";
 
-/// API group of [`AgentTask`], which agent-sandbox does not have.
+/// API group of [`AgentTask`], which is not part of agent-sandbox.
 pub const OWN_GROUP: &str = "warren.dev";
 
 /// The version of [`AgentTask`] that is served and stored.

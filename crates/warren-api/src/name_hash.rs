@@ -1,10 +1,10 @@
-//! The hash that ties children, network policies and routers to a name.
+//! The hash of a name, by which children, network policies and routers refer to it.
 
-/// 32-bit FNV-1a of a name's UTF-8 bytes, written as exactly eight lowercase hexadecimal digits.
+/// 32-bit FNV-1a of a name's UTF-8 bytes, written as eight lowercase hexadecimal digits.
 ///
-/// Label values are limited to 63 characters and names are not, so labels carry this hash instead of the name.
-/// It is a contract with NetworkPolicies, Services, routers and other controllers: it never changes. `my-sandbox`
-/// gives `374de8f5`; the tests below have more.
+/// Labels carry this hash because label values are limited to 63 characters and names are not.
+/// NetworkPolicies, Services, routers and other controllers depend on it, so it must never change.
+/// `my-sandbox` gives `374de8f5`; the tests below have more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NameHash(u32);
 
@@ -13,7 +13,7 @@ impl NameHash {
     const OFFSET_BASIS: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;
 
-    /// The hash of a name. It is also used over the JSON text of a template, where any deterministic text will do.
+    /// Computes the hash of a name. It is also used for the JSON text of a template.
     pub const fn of(name: &str) -> Self {
         let bytes = name.as_bytes();
         let mut hash = Self::OFFSET_BASIS;
@@ -25,7 +25,7 @@ impl NameHash {
         Self(hash)
     }
 
-    /// The bare number.
+    /// Returns the number.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn always_eight_digits() {
-        // Any name whose hash begins with a zero digit will do; one in sixteen does.
+        // Find a name whose hash begins with a zero digit: one in sixteen does.
         let padded = (0..1000)
             .map(|number| NameHash::of(&format!("sandbox-{number}")))
             .find(|hash| hash.value() < 0x1000_0000)

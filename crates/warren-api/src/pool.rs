@@ -1,4 +1,4 @@
-//! `SandboxWarmPool`: sandboxes that run already and wait for a claim.
+//! `SandboxWarmPool`: running sandboxes that wait for a claim.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -59,7 +59,7 @@ impl Default for SandboxWarmPoolSpec {
 }
 
 impl SandboxWarmPoolSpec {
-    /// The strategy in force; a pool without one replaces members only as they are used.
+    /// Returns the strategy in force. By default members are replaced only as they are used.
     pub fn update_strategy_type(&self) -> UpdateStrategyType {
         self.update_strategy.as_ref().map_or_else(UpdateStrategyType::default, |strategy| strategy.type_)
     }

@@ -38,7 +38,8 @@ pub struct SandboxSpec {
     #[serde(flatten)]
     pub blueprint: SandboxBlueprint,
 
-    /// shutdownTime is when the sandbox expires, as an absolute time. It never expires when the field is absent.
+    /// shutdownTime is when the sandbox expires, as an absolute time. It never expires when the
+    /// field is absent.
     #[serde(default, deserialize_with = "time::within_reach", skip_serializing_if = "Option::is_none")]
     pub shutdown_time: Option<Time>,
 
@@ -47,16 +48,17 @@ pub struct SandboxSpec {
     #[serde(default)]
     pub shutdown_policy: ShutdownPolicy,
 
-    /// operatingMode is the desired state: a suspended sandbox keeps its identity and its volumes, but has no pod.
+    /// operatingMode is the desired state: a suspended sandbox keeps its identity and its volumes,
+    /// but has no pod.
     #[serde(default)]
     pub operating_mode: OperatingMode,
 }
 
-/// The transition rule of `Sandbox.spec`; it covers a change as well as adding and removing the field.
+/// The transition rule of `Sandbox.spec`. It covers changes, and adding and removing the field.
 pub const VOLUME_CLAIM_TEMPLATES_RULE: &str = "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) \
      && (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)";
 
-/// What the server says when [`VOLUME_CLAIM_TEMPLATES_RULE`] is broken.
+/// The server's message if [`VOLUME_CLAIM_TEMPLATES_RULE`] is broken.
 pub const VOLUME_CLAIM_TEMPLATES_MESSAGE: &str = "volumeClaimTemplates is immutable";
 
 /// What becomes of an expired Sandbox.

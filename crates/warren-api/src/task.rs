@@ -1,4 +1,4 @@
-//! `AgentTask`: a command that runs once, to its end, in a sandbox of its own.
+//! `AgentTask`: a command that runs once in a sandbox of its own.
 
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -47,19 +47,19 @@ pub struct AgentTaskSpec {
     /// runner says where and how the command runs.
     pub runner: TaskRunner,
 
-    /// retries is how often the command is run again, in a new sandbox, after it failed for a reason that another attempt
-    /// may not have: Application, Evicted, NodeLost or Unknown.
+    /// retries is how often the command is run again, in a new sandbox, after it failed for a
+    /// reason that another attempt may not have: Application, Evicted, NodeLost or Unknown.
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub retries: i32,
 
-    /// keepOnFailure keeps the sandboxes of attempts that were followed by another one, and a failed task beyond its
-    /// ttlSecondsAfterFinished.
+    /// keepOnFailure keeps the sandboxes of attempts that were followed by another one, and a
+    /// failed task beyond its ttlSecondsAfterFinished.
     #[serde(default)]
     pub keep_on_failure: bool,
 
-    /// ttlSecondsAfterFinished is how long the task is kept after it has ended; it is deleted with its sandbox then.
-    /// Without it, both stay until the task is deleted.
+    /// ttlSecondsAfterFinished is how long the task is kept after it has ended; it is deleted with
+    /// its sandbox then. Without it, both stay until the task is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
@@ -74,7 +74,7 @@ pub const IMMUTABLE_RULE: &str = "has(self.task) == has(oldSelf.task) && (!has(s
      && self.runner == oldSelf.runner && self.retries == oldSelf.retries \
      && self.keepOnFailure == oldSelf.keepOnFailure";
 
-/// What the server says when [`IMMUTABLE_RULE`] is broken.
+/// The server's message if [`IMMUTABLE_RULE`] is broken.
 pub const IMMUTABLE_MESSAGE: &str = "only cancel and ttlSecondsAfterFinished can be changed";
 
 /// What a task is about.
@@ -120,29 +120,32 @@ pub struct Repository {
       "message": "a command is required without sandboxTemplateName and image" },
 ]))]
 pub struct TaskRunner {
-    /// sandboxTemplateName names the SandboxTemplate, in the task's namespace, that the sandbox is made from. The command
-    /// runs in its container `runner`, or else in its first one.
+    /// sandboxTemplateName names the SandboxTemplate, in the task's namespace, that the sandbox is
+    /// made from. The command runs in its container `runner`, or else in its first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub sandbox_template_name: Option<String>,
 
-    /// image is the image that the sandbox is made from, where no template is named. Without either it is the machine's
-    /// own `/usr`, as `warren run` has it.
+    /// image is the image that the sandbox is made from, where no template is named. Without either
+    /// it is the machine's own `/usr`, as `warren run` has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,
 
-    /// command is the program and its arguments. Without it the template's or the image's own program runs.
+    /// command is the program and its arguments. Without it the template's or the image's own
+    /// program runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub command: Vec<String>,
 
-    /// env lists environment variables of the command. They replace those of the same name in the template.
+    /// env lists environment variables of the command. They replace those of the same name in the
+    /// template.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub env: Vec<EnvVar>,
 
-    /// timeout is how long the task may take in all, from its first attempt on, such as 90s, 30m or 1h30m.
+    /// timeout is how long the task may take in all, from its first attempt on, such as 90s, 30m or
+    /// 1h30m.
     #[serde(default = "default_timeout")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]
     pub timeout: String,
@@ -173,8 +176,8 @@ impl Default for TaskRunner {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentTaskStatus {
-    /// conditions describe the current state: Accepted, Running, and at the end either Succeeded or Failed, which never
-    /// change again.
+    /// conditions describe the current state: Accepted, Running, and at the end either Succeeded or
+    /// Failed, which never change again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -208,5 +211,5 @@ fn is_zero(count: &i32) -> bool {
     *count == 0
 }
 
-/// The name of the container that a template may set aside for the command; without it, the first one is taken.
+/// The name of a template's container for the command. Without it, the first container is used.
 pub const RUNNER_CONTAINER: &str = "runner";

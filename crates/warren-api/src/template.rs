@@ -1,4 +1,4 @@
-//! `SandboxTemplate`: what sandboxes of a pool, or of a claim, are made from.
+//! `SandboxTemplate`: the blueprint of the sandboxes of pools and claims.
 
 use k8s_openapi::api::networking::v1::{NetworkPolicyEgressRule, NetworkPolicyIngressRule};
 use kube::CustomResource;
@@ -23,12 +23,14 @@ use crate::blueprint::SandboxBlueprint;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxTemplateSpec {
-    /// The pod, its volume claims and its service; copied into every sandbox made from this template.
+    /// The pod, its volume claims and its service; copied into every sandbox made from this
+    /// template.
     #[serde(flatten)]
     pub blueprint: SandboxBlueprint,
 
-    /// networkPolicy holds the rules of the NetworkPolicy that is kept for this template's sandboxes.
-    /// Without it they get a policy that lets the router in and only the public internet out.
+    /// networkPolicy holds the rules of the NetworkPolicy that is kept for this template's
+    /// sandboxes. Without it they get a policy that lets the router in and only the public internet
+    /// out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyRules>,
 
@@ -46,7 +48,8 @@ pub struct SandboxTemplateSpec {
     pub volume_claim_templates_policy: InjectionPolicy,
 }
 
-/// Rules of a template's NetworkPolicy. Its pod selector and policy types are not for the user to choose.
+/// Rules of a template's NetworkPolicy. Its pod selector and policy types are not for the user to
+/// choose.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyRules {

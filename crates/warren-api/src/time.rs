@@ -1,11 +1,11 @@
-//! Times of day as others write them.
+//! Parsing of times.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de};
 
-/// Reads a time. The last day of the year 9999, which servers take and people write for "never", is later than a [`Timestamp`]
-/// can be: it is read as the latest.
+/// Parses a time. Servers accept the last day of the year 9999, which people use for "never", but a
+/// [`Timestamp`] cannot be so late: it becomes the latest one.
 pub(crate) fn within_reach<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     text.map(|text| read(&text).map(Time).map_err(de::Error::custom)).transpose()
@@ -13,7 +13,7 @@ pub(crate) fn within_reach<'de, D: Deserializer<'de>>(deserializer: D) -> Result
 
 fn read(text: &str) -> Result<Timestamp, k8s_openapi::jiff::Error> {
     text.parse().or_else(|error| {
-        // The same day a year earlier: both years have as many days.
+        // Check the same day a year earlier: both years have as many days.
         let is_time = text
             .strip_prefix("9999-")
             .is_some_and(|rest| format!("9998-{rest}").parse::<Timestamp>().is_ok());

@@ -1,9 +1,10 @@
-//! A closed vocabulary as an enum: every variant has exactly one spelling on the wire.
+//! Closed vocabularies as enums: every variant has exactly one spelling on the wire.
 
-/// Declares an enum whose variants are fixed strings on the wire, with `as_str`, `ALL`, `Display` and `parse`.
+/// Declares an enum whose variants are fixed strings on the wire, with `as_str`, `ALL`, `Display`
+/// and `parse`.
 ///
-/// Serde's derive alone would give the spelling only through a serializer; conditions, events and metrics need
-/// it as a `&'static str`.
+/// Serde's derive gives the spelling only through a serializer, but conditions, events and metrics
+/// need it as a `&'static str`.
 macro_rules! words {
     (
         $(#[$meta:meta])*
@@ -18,17 +19,17 @@ macro_rules! words {
         }
 
         impl $name {
-            /// Every variant, in the order of declaration.
+            /// All variants, in the order of declaration.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )+];
 
-            /// The spelling on the wire.
+            /// Returns the spelling on the wire.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $( Self::$variant => $word, )+
                 }
             }
 
-            /// The variant with this spelling; `None` for a word that is not ours.
+            /// Returns the variant with this spelling, or `None` for an unknown word.
             pub fn parse(word: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|candidate| candidate.as_str() == word)
             }

@@ -1,4 +1,4 @@
-//! The shape of the five CRDs, without a server: what users type and see, and that the schema is structural.
+//! Tests of the five CRDs without a server: names, columns, and that the schema is structural.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -116,7 +116,7 @@ fn every_field_is_described() {
 fn defaults() {
     let mut shown = String::new();
     walk_all(&mut |path, schema| {
-        // The pod's defaults are the same under a template; once is enough.
+        // A template repeats the pod's defaults; show them once.
         let repeated = path.starts_with("SandboxTemplate.spec.podTemplate");
         if let Some(default) = schema.get("default").filter(|_| !repeated) {
             shown.push_str(&format!("{path} = {default}\n"));
@@ -189,7 +189,7 @@ fn defaults() {
     .assert_eq(&shown);
 }
 
-/// Removes descriptions, but not properties of that name.
+/// Removes descriptions, but not properties named `description`.
 fn without_descriptions(schema: &Value) -> Value {
     let mut result = schema.clone();
     let Some(object) = result.as_object_mut() else { return result };
@@ -205,7 +205,7 @@ fn without_descriptions(schema: &Value) -> Value {
     result
 }
 
-/// Says where two values differ, as paths.
+/// Collects the paths at which two values differ.
 fn differences(path: &str, left: &Value, right: &Value, into: &mut Vec<String>) {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {

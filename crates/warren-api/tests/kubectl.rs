@@ -1,5 +1,5 @@
-//! What users of kubectl see: the generated files can be applied as they are, and names, columns and explanations are those
-//! that agent-sandbox's users know.
+//! Tests of the view of kubectl's users: the generated files can be applied unchanged, and names,
+//! columns and explanations are those of agent-sandbox.
 
 use expect_test::expect;
 use warren_testkit::kube::ControlPlane;

@@ -1,6 +1,7 @@
-//! The Rust types against what a real server stores: everything it accepts can be read, and is written back as it was.
+//! Tests that the Rust types can read every object that a real server stores, and write it back
+//! unchanged.
 //!
-//! The objects are the answers in `tests/corpus/`, so no server is needed here.
+//! The objects are the answers in `tests/corpus/`, so no server is needed.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -62,8 +63,9 @@ fn what_a_server_stores_is_read_and_written_back() {
         }
     }
     assert!(compared > 80, "only {compared} answers");
-    // The same value in other words: a whole number as a quantity becomes text, a time becomes UTC in seconds, and what
-    // was stored empty is left out. This is why an object that was read through the types is patched, never replaced.
+    // These values change their form: a whole number as a quantity becomes text, a time becomes UTC
+    // in seconds, and empty values are left out. This is why an object that was read through the
+    // types is patched, never replaced.
     rewritten.sort();
     rewritten.dedup();
     let known = [

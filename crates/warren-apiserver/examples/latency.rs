@@ -1,5 +1,7 @@
-//! Prints how long the server takes, in process through a `kube::Client`: create, get, merge patch, and from a create
-//! to its watch event. `latency [DIRECTORY]`; without a directory the store is in memory.
+//! Measures the latency of a server in this process through a `kube::Client`: create, get, merge
+//! patch, and the time from a create to its watch event.
+//!
+//! Usage: `latency [DIRECTORY]`. Without a directory the store is in memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

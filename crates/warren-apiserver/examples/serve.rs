@@ -1,5 +1,7 @@
-//! Serves a fresh API server on loopback until interrupted, for trying clients: `serve DIRECTORY [CRD.json…]` keeps
-//! everything below the directory and writes `DIRECTORY/kubeconfig`.
+//! Serves a fresh API server on loopback until interrupted, for trying clients.
+//!
+//! Usage: `serve DIRECTORY [CRD.json…]`. All data is kept in the directory, and
+//! `DIRECTORY/kubeconfig` is written.
 
 use std::sync::Arc;
 

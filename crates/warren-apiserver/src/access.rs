@@ -1,7 +1,8 @@
-//! Who may do what: Kubernetes' role-based access control, as the real server enforces it.
+//! Authorization: Kubernetes' role-based access control, as kube-apiserver enforces it.
 //!
-//! Whoever is in the group `system:masters` may do everything and is let through before anything here is looked at; for
-//! all others the roles and bindings in the store are compiled into a [`Policy`], once per change of them.
+//! Members of the group `system:masters` are allowed everything without any lookup. For all other
+//! users the roles and bindings of the store are compiled into a [`Policy`], once after each
+//! change.
 
 mod aggregation;
 mod attributes;
@@ -29,10 +30,10 @@ pub(crate) use rule::Rule;
 pub(crate) use tokens::{AUDIENCE, BoundObject, Claims, REFUSED, account_groups, account_user};
 pub use tokens::{Accounts, SigningKey, SigningKeyError};
 
-/// The group of roles and bindings, which is part of the names of their resources.
+/// The API group of roles and bindings. Resource names in the store end with it.
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// The policy in force. Compiled when it is first asked for after a change.
+/// The policy in force. It is compiled at the first request after a change.
 #[derive(Default)]
 pub(crate) struct Access {
     policy: Mutex<Option<Arc<Policy>>>,
@@ -40,17 +41,18 @@ pub(crate) struct Access {
 
 impl Access {
     pub fn policy(&self, store: &Store) -> Arc<Policy> {
-        // Compiling happens under the lock: a change that is committed meanwhile waits, and then clears what was compiled.
+        // Compile under the lock. A change committed meanwhile waits in `changed` and then discards
+        // the result.
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(policy.get_or_insert_with(|| Arc::new(Policy::compile(store))))
     }
 
-    /// To be called after every write of a role or binding.
+    /// Discards the compiled policy. Call it after every write of a role or binding.
     pub fn changed(&self) {
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Decides about one request.
+    /// Decides whether a request is allowed.
     pub fn decide(&self, store: &Store, identity: &Identity, attributes: &Attributes<'_>) -> Decision {
         if identity.is_all_powerful() {
             return Decision::Allowed { reason: String::new() };
@@ -58,7 +60,7 @@ impl Access {
         self.policy(store).decide(identity, attributes)
     }
 
-    /// Refuses what is not allowed, in the words of the real server.
+    /// Returns the error of kube-apiserver if the request is not allowed.
     pub fn authorize(
         &self,
         store: &Store,

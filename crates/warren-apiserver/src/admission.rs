@@ -1,4 +1,5 @@
-//! What may be stored: defaulting, validation, and what a client may not change. Decoding has its own file.
+//! Preparing and checking objects before they are stored: defaulting, validation, and fields that a
+//! client may not change. Decoding is in `decode.rs`.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +14,8 @@ mod decode;
 
 pub(crate) use decode::{Decoded, decode, parse, parse_object};
 
-/// Fills in defaults: the schema's for custom resources, the kind's own for built-in ones.
+/// Fills in defaults: from the schema for custom resources, from the kind's own function for
+/// built-in kinds.
 pub(crate) fn default(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     if target.definition.custom && object["kind"] == *target.definition.kind {
         apply_defaults(object, target.schema()?);
@@ -22,7 +24,8 @@ pub(crate) fn default(target: &Target, object: &mut Value) -> Result<(), ApiErro
     Ok(())
 }
 
-/// Fills in what the version that is stored has defaults for, whatever version was asked for. Nobody owns these.
+/// Fills in the defaults of the storage version, whichever version the request uses. These fields
+/// get no manager.
 pub(crate) fn default_as_stored(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     let stored = target.definition.versions.iter().find(|version| version.storage);
     if let Some(stored) = stored
@@ -34,7 +37,7 @@ pub(crate) fn default_as_stored(target: &Target, object: &mut Value) -> Result<(
     Ok(())
 }
 
-/// Everything that can be wrong with an object, given what it was before.
+/// Validates an object. `old` is the version that it replaces.
 pub(crate) fn check(call: &Call<'_>, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
     let target = &call.target;
     crate::limits::check_depth(object)?;
@@ -42,7 +45,8 @@ pub(crate) fn check(call: &Call<'_>, object: &Value, old: Option<&Value>) -> Res
     let mut errors = Vec::new();
     metadata::validate(object, definition, &mut errors);
     if let Some(old) = old {
-        // The real server checks the metadata of a built-in kind once for all kinds and once more for the kind.
+        // kube-apiserver validates the metadata of built-in kinds twice and so reports each error
+        // twice.
         metadata::validate_update(object, old, &mut errors);
         if !definition.custom {
             metadata::validate_update(object, old, &mut errors);
@@ -59,9 +63,10 @@ pub(crate) fn check(call: &Call<'_>, object: &Value, old: Option<&Value>) -> Res
     match errors.is_empty() {
         true => Ok(()),
         false => {
-            // A custom resource of another kind is spoken of by its own name.
+            // If a custom resource has another kind in its body, errors name that kind.
             let kind = object["kind"].as_str().unwrap_or(&definition.kind);
-            // What is stored as another kind is checked as that, which is a core kind.
+            // A kind that is stored as another kind is validated as that one, which is in the core
+            // group.
             let group = if target.version().conversion.is_some() { "" } else { &*definition.group };
             let subject = Subject { group, kind, name: metadata::text(object, "name") };
             Err(ApiError::invalid(subject, errors))
@@ -83,7 +88,7 @@ fn check_custom(
         errors.push(FieldError::invalid("kind", kind, detail));
     }
     match (call.subresource, schema.properties.get("status")) {
-        // The real server looks at a status on its own, and names its fields from there.
+        // kube-apiserver validates the status on its own, with field paths that begin there.
         (Some("status"), Some(below)) if object.get("status").is_some() => {
             let first = errors.len();
             validate(&object["status"], below, "", errors);
@@ -104,7 +109,8 @@ fn check_custom(
     if !schema.has_rules {
         return Ok(());
     }
-    // Rules assume a value of the right shape. Where the shape is broken they are not run, and the answer says so.
+    // Rules assume a value of the right shape. If the shape is broken, skip them and say so in the
+    // answer.
     let is_blocking = |error: &FieldError| {
         matches!(
             error.problem,
@@ -127,7 +133,7 @@ fn check_custom(
     Ok(())
 }
 
-/// Replica counts are numbers, whatever the schema says about them.
+/// Checks that replica counts are numbers, also if the schema does not require it.
 fn check_replicas(object: &Value, path: &[&str], errors: &mut Vec<FieldError>) {
     let shown = format!(".{}", path.join("."));
     let mut at = object;
@@ -155,7 +161,7 @@ fn check_replicas(object: &Value, path: &[&str], errors: &mut Vec<FieldError>) {
     errors.push(FieldError::invalid(shown, at.clone(), detail));
 }
 
-/// What the real server's decoder makes of a value.
+/// Returns the Go type that kube-apiserver's decoder gives this value.
 fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
@@ -168,7 +174,7 @@ fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// The metadata that only the server sets.
+/// Sets the metadata that only the server may set.
 pub(crate) fn fill_new_metadata(call: &Call<'_>, object: &mut Value) {
     let behaviour = call.target.definition.behaviour;
     let metadata = metadata_mut(object);
@@ -182,7 +188,7 @@ pub(crate) fn fill_new_metadata(call: &Call<'_>, object: &mut Value) {
     }
 }
 
-/// Combines what a client sent with what it may not change. Both are in stored form.
+/// Restores the fields that a client may not change. Both objects are in stored form.
 pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     let version = call.target.version();
     let custom = call.target.definition.custom;
@@ -240,8 +246,8 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     }
 }
 
-/// The object there was with the status that was sent. What was sent as it was is taken from there, so that it need not be
-/// copied: a patch of a status sends everything else unchanged.
+/// Returns the old object with the status that was sent. Where a field was sent unchanged, its
+/// value is moved instead of copied: a patch of a status sends all other fields unchanged.
 fn with_status(old: &Value, sent: &mut Value) -> Value {
     let mut status = sent.as_object_mut().and_then(|sent| sent.shift_remove("status"));
     let mut fields = Map::new();
@@ -251,7 +257,7 @@ fn with_status(old: &Value, sent: &mut Value) -> Value {
                 Some(status) => status,
                 None => continue,
             },
-            // Some of what was sent as metadata may still be wanted.
+            // Keep the sent metadata: the caller may still need it.
             ("metadata", _) => value.clone(),
             (_, Some(sent)) if is_identical(sent, value) => sent.take(),
             _ => value.clone(),
@@ -262,7 +268,7 @@ fn with_status(old: &Value, sent: &mut Value) -> Value {
     Value::Object(fields)
 }
 
-/// Of a pod, only what its containers may use.
+/// Takes over the resources of a pod's containers. All other fields of the pod stay.
 fn take_over_resources(sent: &Value, pod: &mut Value) {
     for list in ["containers", "initContainers"] {
         let containers = pod["spec"].get_mut(list).and_then(Value::as_array_mut);
@@ -276,7 +282,7 @@ fn take_over_resources(sent: &Value, pod: &mut Value) {
     }
 }
 
-/// Counts a change of anything but metadata and status.
+/// Increments `metadata.generation` if a field other than metadata and status has changed.
 pub(crate) fn bump_generation(call: &Call<'_>, new: &mut Value, old: &Value) {
     if !call.target.definition.behaviour.has_generation {
         return;
@@ -293,7 +299,7 @@ pub(crate) fn bump_generation(call: &Call<'_>, new: &mut Value, old: &Value) {
     }
 }
 
-/// Whether two objects have the same fields, of those that are of interest, and the same in each.
+/// Returns true if two objects agree in all fields that `is_wanted` selects.
 fn equal_in(left: &Value, right: &Value, is_wanted: impl Fn(&str) -> bool) -> bool {
     let wanted = |object: &Value| {
         object.as_object().into_iter().flat_map(Map::keys).filter(|name| is_wanted(name)).count()

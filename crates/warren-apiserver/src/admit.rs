@@ -1,6 +1,6 @@
-//! Admission: what a new object takes over from others, and whether those are there. Does for pods what the real server's
-//! plugins for service accounts, priorities and runtime classes do. The volume with the account's token is added only where
-//! the server is told to: it needs nodes with projected volumes.
+//! Admission of pods: the counterpart of kube-apiserver's plugins for service accounts, priority
+//! classes and runtime classes. The volume with the account's token is added only if the server is
+//! configured for it, because it needs nodes that support projected volumes.
 
 use serde_json::{Value, json};
 use warren_store::Key;
@@ -10,9 +10,9 @@ use crate::metadata;
 use crate::server::Inner;
 use crate::status::ApiError;
 
-/// The service account of a pod that names none. It comes with its namespace.
+/// The service account of a pod that names none. Every namespace has one.
 pub(crate) const DEFAULT_ACCOUNT: &str = "default";
-/// The classes that exist on every cluster, and what they are worth.
+/// The built-in priority classes and their values.
 const PRIORITIES: [(&str, i64); 2] =
     [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
 
@@ -44,7 +44,7 @@ fn admit_service_account(server: &Inner, call: &Call<'_>, pod: &mut Value) -> Re
         "" => DEFAULT_ACCOUNT.to_owned(),
         named => named.to_owned(),
     };
-    // Where the default account was deleted it has nothing that a pod could miss.
+    // A missing default account is no error: nothing in the pod depends on it.
     if account != DEFAULT_ACCOUNT
         && server.store.newest(&Key::new("serviceaccounts", namespace, account.as_str())).is_none()
     {
@@ -71,8 +71,8 @@ fn admit_service_account(server: &Inner, call: &Call<'_>, pod: &mut Value) -> Re
     Ok(())
 }
 
-/// Gives every container that has nothing there the token of the pod's account, the certificate of the server and the name
-/// of the namespace, where client libraries look for them.
+/// Mounts the account's token, the server's certificate and the namespace's name into every
+/// container that has no mount at the path where client libraries look for them.
 fn mount_token(pod: &mut Value) {
     const PLACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
     let name = metadata::generate_name("kube-api-access-");

@@ -1,4 +1,4 @@
-//! What services are given: cluster addresses and node ports, each to one service only.
+//! Allocation of cluster addresses and node ports to services. Each is given to one service only.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -10,12 +10,12 @@ use warren_store::{Filter, ListRequest, Store};
 use crate::metadata;
 use crate::status::{ApiError, FieldError, Subject};
 
-/// Cluster addresses: Kubernetes' usual service range.
+/// The range of cluster addresses: the default of kubeadm.
 const SERVICE_RANGE: (Ipv4Addr, u32) = (Ipv4Addr::new(10, 96, 0, 0), 12);
-/// Node ports: Kubernetes' usual range.
+/// The range of node ports: the default of Kubernetes.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 
-/// What is in use.
+/// The addresses and ports in use.
 pub(crate) struct Allocation {
     used: Mutex<Used>,
 }
@@ -26,7 +26,7 @@ struct Used {
     ports: HashSet<u16>,
 }
 
-/// What one write took, to be given back if it fails.
+/// The values that one write allocated. They are released if the write fails.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     address: Option<Ipv4Addr>,
@@ -44,7 +44,7 @@ fn ports(service: &Value) -> Vec<u16> {
 }
 
 impl Allocation {
-    /// What the services of a store use.
+    /// Collects the values that the services of a store use.
     pub fn of(store: &Store) -> Allocation {
         let resource = "services".into();
         let filter = Filter::default();
@@ -60,7 +60,7 @@ impl Allocation {
         Allocation { used: Mutex::new(used) }
     }
 
-    /// Gives a service what it needs and does not have. `old` is what it was, and keeps.
+    /// Allocates the missing values of a service. Values of `old`, the previous version, are kept.
     pub fn allocate(&self, service: &mut Value, old: Option<&Value>) -> Result<Taken, ApiError> {
         let spec = &service["spec"];
         if spec["type"] == "ExternalName" {
@@ -80,12 +80,12 @@ impl Allocation {
         }
     }
 
-    /// Gives back what a write that failed had taken.
+    /// Releases the values that a failed write had allocated.
     pub fn release(&self, taken: &Taken) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).release(taken);
     }
 
-    /// Gives back what a service no longer has, after it was written or deleted.
+    /// Releases the values that a service no longer uses, after it was written or deleted.
     pub fn written(&self, previous: &Value, current: Option<&Value>) {
         let kept = |port: &u16| current.is_some_and(|current| ports(current).contains(port));
         let taken = Taken {
@@ -139,12 +139,13 @@ fn allocate_address(
     Ok(())
 }
 
-/// A free address, searched from a random place so that a freed one is not reused at once.
+/// Returns a free address. The search starts at a random offset, so that a released address is not
+/// reused at once.
 fn free_address(used: &HashSet<Ipv4Addr>) -> Option<Ipv4Addr> {
     let (base, prefix) = SERVICE_RANGE;
     let size = 1u32 << (32 - prefix);
     let start = fastrand::u32(1..size - 1);
-    // The first and last address of the range are never handed out.
+    // The first and last address of the range are never allocated.
     (0..size - 2)
         .map(|offset| Ipv4Addr::from(u32::from(base) + 1 + (start + offset) % (size - 2)))
         .find(|address| !used.contains(address))

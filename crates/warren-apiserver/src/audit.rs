@@ -1,8 +1,9 @@
 //! The audit log: one JSON line for every write, and for every exec, attach and port-forward.
 //!
-//! A line is an `Event` of `audit.k8s.io/v1` at level `Metadata`: who did what to which object, with which outcome. It
-//! never holds a body, so no secret gets into it. Lines are written by a thread of their own, behind a bounded queue: a
-//! slow or full disk loses lines, and says so in the log of the daemon, but never holds up or fails a request.
+//! Each line is an `Event` of `audit.k8s.io/v1` at level `Metadata`: the user, the verb, the object
+//! and the outcome. Bodies are never logged, so secrets are not either. A thread writes the lines
+//! from a bounded queue. If the disk is slow or full, lines are lost and the daemon logs a warning,
+//! but no request is delayed or fails.
 
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,20 +27,19 @@ mod file;
 pub use file::{AuditConfig, AuditError};
 use file::{LogFile, Message};
 
-/// The thread that writes the log.
+/// The name of the writer thread.
 pub(crate) const THREAD: &str = "audit-log";
-/// Lines that wait for the disk. At the speed of one machine's API that is about a second's worth.
+/// The maximum number of queued lines: about one second of writes at the full speed of one machine.
 const QUEUE: usize = 8192;
-/// The room of most lines.
+/// The initial capacity of a line's buffer. Most lines fit.
 const USUAL_LINE: usize = 1024;
-/// The longest text from a client that gets into a line.
+/// The longest client-supplied text in a line, in bytes.
 const LONGEST_TEXT: usize = 1024;
 
-/// The open log.
 pub(crate) struct AuditLog {
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Cancelled when the thread has ended, however that came about.
+    /// Cancelled when the thread has ended for any reason.
     ended: CancellationToken,
 }
 
@@ -59,7 +59,7 @@ impl AuditLog {
         Ok(AuditLog { queue, thread: Mutex::new(Some(thread)), ended })
     }
 
-    /// Hands over a line; drops it if the disk is too far behind.
+    /// Queues a line. Drops it if the queue is full.
     fn write(&self, line: Vec<u8>) {
         if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Line(line)) {
             static LOST: Seldom = Seldom::new();
@@ -69,16 +69,16 @@ impl AuditLog {
         }
     }
 
-    /// Returns when the thread has ended.
+    /// Waits until the thread has ended.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Writes what is queued and ends the thread. Later lines are lost.
+    /// Writes the queued lines and ends the thread. Later lines are lost.
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
-        // Fails only if the thread has ended already.
+        // This fails only if the thread has already ended.
         let _ = self.queue.send(Message::End);
         if thread.join().is_err() {
             tracing::error!("the thread of the audit log panicked");
@@ -86,22 +86,22 @@ impl AuditLog {
     }
 }
 
-/// Where a request came from; an extension of the request, put there by its listener.
+/// The address that a request came from: an extension of the request, set by its listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Source(pub Arc<str>);
 
-/// The name that a new object was given; an extension of the response.
+/// The generated name of a new object: an extension of the response.
 #[derive(Debug, Clone)]
 pub(crate) struct CreatedName(pub Arc<str>);
 
-/// A request that will be logged. One that is dropped without an answer is logged as such.
+/// A request that will be logged. If it is dropped without an answer, that is logged.
 pub(crate) struct Entry {
     server: Arc<Inner>,
-    /// Nothing once it has been written.
+    /// `None` once it has been written.
     event: Option<Event>,
 }
 
-/// A line. The fields come in the order in which they are written.
+/// One line. The fields are serialised in this order.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Event {
@@ -156,7 +156,7 @@ enum Status {
 }
 
 impl Entry {
-    /// Begins the line of a request, if it is one that is logged.
+    /// Begins the line of a request. Returns `None` if requests of this kind are not logged.
     pub fn begin(server: &Arc<Inner>, parts: &request::Parts, identity: Option<&Identity>) -> Option<Entry> {
         server.audit.as_ref()?;
         let path = parts.uri.path();
@@ -175,7 +175,7 @@ impl Entry {
             _ => "get",
         };
         let kept = |text: Option<&str>| text.map(|text| shorten(text).to_owned());
-        // The command of an exec is in its query, and may be a secret.
+        // Leave out the query: it holds the command of an exec, which may contain a secret.
         let uri = match parts.uri.path_and_query() {
             Some(whole) if !streams => whole.as_str(),
             _ => path,
@@ -216,7 +216,7 @@ impl Entry {
         Some(Entry { server: Arc::clone(server), event: Some(event) })
     }
 
-    /// Ends the line, and tells the client under which id it is found.
+    /// Completes the line and sends its id to the client in a header.
     pub fn finish(mut self, response: &mut Response<ResponseBody>) {
         let Some(event) = &mut self.event else { return };
         if let Some(CreatedName(name)) = response.extensions().get() {

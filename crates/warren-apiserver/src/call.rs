@@ -1,4 +1,4 @@
-//! One request on a resource, taken apart.
+//! One request on a resource, parsed.
 
 use http::HeaderMap;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use crate::query::Query;
 use crate::respond::Representation;
 use crate::status::ApiError;
 
-/// What every verb needs to know.
+/// The input of every verb.
 pub(crate) struct Call<'a> {
     pub target: Target,
     pub namespace: Option<&'a str>,
@@ -18,17 +18,17 @@ pub(crate) struct Call<'a> {
     pub subresource: Option<&'a str>,
     pub query: Query,
     pub headers: &'a HeaderMap,
-    /// Who asks.
+    /// The user who sent the request.
     pub identity: &'a Identity,
-    /// Whether the path itself asks for a watch, as it did in the oldest clients.
+    /// True if the path itself asks for a watch, the form that the oldest clients use.
     pub watch: bool,
     pub representation: Representation,
     pub now: Timestamp,
-    /// Whether the client writes ahead of the disk, and with what.
+    /// Set if the client writes ahead of the disk.
     pub ahead: Option<&'a Ahead>,
 }
 
-/// What to do about fields that the schema does not know.
+/// The treatment of fields that the schema does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
     Ignore,
@@ -37,7 +37,7 @@ pub(crate) enum FieldValidation {
 }
 
 impl Call<'_> {
-    /// The key of the object that the path names.
+    /// Returns the key of the object that the path names.
     pub fn key(&self) -> Result<Key, ApiError> {
         let name = self.name.ok_or_else(ApiError::method_not_allowed)?;
         Ok(self.key_of(name))
@@ -47,7 +47,7 @@ impl Call<'_> {
         Key::new(self.target.definition.resource.clone(), self.namespace.unwrap_or_default(), name)
     }
 
-    /// Where the real server keeps an object: some of its errors say so.
+    /// Returns the path at which kube-apiserver stores an object. Some of its errors show it.
     pub fn registry_path(&self, name: &str) -> String {
         let definition = &self.target.definition;
         let group = if definition.custom { format!("{}/", definition.group) } else { String::new() };
@@ -88,7 +88,7 @@ impl Call<'_> {
         }
     }
 
-    /// What a list or watch selects.
+    /// Parses the selectors of a list or watch.
     pub fn filter(&self) -> Result<Filter, ApiError> {
         let labels = LabelSelector::parse(self.query.get("labelSelector").unwrap_or_default())
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
@@ -100,7 +100,8 @@ impl Call<'_> {
                 || (path == "metadata.namespace" && self.target.definition.namespaced);
             if !everywhere && !known.iter().any(|known| **known == *path) {
                 let Target { definition, .. } = &self.target;
-                // Kinds with fields of their own word it differently from those without.
+                // kube-apiserver has two wordings, for kinds with and without selectable fields of
+                // their own.
                 let message = if definition.custom || !known.is_empty() {
                     format!("field label not supported: {path}")
                 } else {
@@ -119,7 +120,7 @@ impl Call<'_> {
         })
     }
 
-    /// The media type of the request body.
+    /// Returns the media type of the request body.
     pub fn content_type(&self) -> &str {
         let header = self.headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         header.and_then(|value| value.split(';').next()).map_or("application/json", str::trim)

@@ -1,4 +1,5 @@
-//! The garbage collector at work: carries out what `warren_store::garbage` decides, and empties deleted definitions.
+//! The garbage collector's tasks: carry out the decisions of `warren_store::garbage`, and delete
+//! the objects of deleted definitions.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::crd;
 use crate::server::Inner;
 use crate::verbs::{DeleteOptions, remove};
 
-/// Tasks that wait for the disk at the same time, so that a large cascade shares its commits.
+/// Deletions that run concurrently, so that a large cascade shares its commits.
 const CONCURRENT_TASKS: usize = 64;
 const ATTEMPTS: usize = 64;
 
@@ -84,7 +85,7 @@ async fn delete(server: &Inner, key: &Key, options: &DeleteOptions) {
         tracing::warn!(object = %key, "cannot collect an object of a kind that is not served");
         return;
     };
-    // Gone already, or replaced by another of the same name, is as good as deleted.
+    // An error here means that the object is gone or was replaced: the goal is reached.
     let _ = remove(server, definition, key, options, server.now(), None).await;
 }
 
@@ -101,7 +102,8 @@ pub(crate) async fn release(server: &Inner, key: &Key, finalizer: &str) {
     .await;
 }
 
-/// Changes an object until nobody else gets in between; removes it if that was all it waited for.
+/// Edits an object and retries on conflicts. Removes the object if this edit cleared its last
+/// finalizer.
 async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
     for _ in 0..ATTEMPTS {
         let Some(current) = server.store.newest(key) else { return };
@@ -131,7 +133,7 @@ async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
     tracing::warn!(object = %key, "garbage collection gave up: somebody keeps writing");
 }
 
-/// Waits for deleted definitions and empties them.
+/// Watches for deleted definitions and cleans them up.
 async fn clean_definitions(server: Arc<Inner>) {
     let resource: Arc<str> = crd::RESOURCE.into();
     loop {
@@ -149,7 +151,7 @@ async fn clean_definitions(server: Arc<Inner>) {
             };
             match change {
                 Some(change) => begin_cleaning(&server, &change.object),
-                // Cut off for being slow: begin again.
+                // The watch was cut off because it fell behind: start again.
                 None => break,
             }
         }
@@ -162,8 +164,8 @@ fn begin_cleaning(server: &Arc<Inner>, definition: &Arc<Object>) {
     }
 }
 
-/// Deletes every object of a definition and lets the definition go when the last one is gone. Several of these at
-/// once do no harm.
+/// Deletes every object of a definition, then releases the definition's finalizer. It may run
+/// several times at once.
 async fn clean(server: Arc<Inner>, definition: Key) {
     let resource: Arc<str> = Arc::clone(&definition.name);
     loop {
@@ -180,7 +182,7 @@ async fn clean(server: Arc<Inner>, definition: Key) {
         for object in list.items.iter().filter(|object| !object.meta.deleting) {
             delete(&server, &object.key, &DeleteOptions::default()).await;
         }
-        // Whatever still waits for its finalizers will come by as a deletion.
+        // Objects that still have finalizers cause an event here when they go.
         let _ = tokio::select! {
             change = watch.next() => change,
             () = server.shutdown.cancelled() => return,

@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions: from the object a client created to a resource that is served.
+//! CustomResourceDefinitions: validation, and conversion into resources that are served.
 
 use std::sync::Arc;
 
@@ -19,20 +19,20 @@ use crate::status::FieldError;
 
 mod structural;
 
-/// The resource under which definitions are stored.
+/// The resource name of definitions in the store.
 pub(crate) const RESOURCE: &str = "customresourcedefinitions.apiextensions.k8s.io";
-/// Holds a deleted definition until its objects are gone.
+/// The finalizer that keeps a deleted definition until its objects are gone.
 pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// Why a stored definition cannot be served.
+/// An error in a stored definition that prevents serving it.
 #[derive(Debug, Error)]
 pub(crate) enum DefinitionError {
     #[error("read the definition")]
     Read(#[from] serde_json::Error),
 }
 
-/// The parts of a definition that serving needs at once. Schemas are skipped here: they are by far the largest part,
-/// and are compiled when the kind is first used.
+/// The parts of a definition that are read at once. Schemas are by far the largest part: they are
+/// skipped here and compiled when the kind is first used.
 #[derive(Deserialize)]
 struct Head {
     spec: HeadSpec,
@@ -102,7 +102,7 @@ struct SelectableField {
     json_path: String,
 }
 
-/// The served resource that a stored definition describes.
+/// Builds the served resource from a stored definition.
 pub(crate) fn definition(body: &Bytes) -> Result<Definition, DefinitionError> {
     let HeadSpec { group, scope, names, versions } = serde_json::from_slice::<Head>(body)?.spec;
     let served = versions.into_iter().filter(|version| version.served);
@@ -133,7 +133,8 @@ impl HeadVersion {
                 label_selector: path("labelSelectorPath"),
             })
         });
-        // Definitions with paths that do not parse were refused; one from elsewhere loses only the column.
+        // Definitions with invalid paths are refused. If one was stored by another program, only
+        // the column is lost.
         let columns = self.additional_printer_columns.into_iter().filter_map(|column| {
             Some(CustomColumn {
                 path: JsonPath::parse(&column.json_path).ok()?,
@@ -173,7 +174,7 @@ impl HeadVersion {
     }
 }
 
-/// The schema of one version, as the tree that the definition holds.
+/// Returns the schema of one version as JSON.
 pub(crate) fn schema_source(definition: &Bytes, version: &str) -> Option<Value> {
     let mut definition: Value = serde_json::from_slice(definition).ok()?;
     let versions = definition["spec"]["versions"].as_array_mut()?;
@@ -181,14 +182,14 @@ pub(crate) fn schema_source(definition: &Bytes, version: &str) -> Option<Value> 
     Some(version["schema"]["openAPIV3Schema"].take())
 }
 
-/// Compiles the schema of one version of a definition.
 pub(crate) fn compile_schema(definition: &Bytes, version: &str) -> Result<Arc<Schema>, String> {
     let source =
         schema_source(definition, version).ok_or_else(|| format!("no schema for version {version}"))?;
     compile_root(&source).map(Arc::new).map_err(|error| error.to_string())
 }
 
-/// A custom resource has `apiVersion`, `kind` and `metadata` whatever its schema says about them.
+/// Compiles a schema and sets the types of `apiVersion`, `kind` and `metadata`, which a custom
+/// resource has whatever its schema says about them.
 fn compile_root(source: &Value) -> Result<Schema, crate::schema::SchemaError> {
     let mut schema = Compiler::default().compile_root(source)?;
     let string = Arc::new(Schema { type_: Some(Type::String), ..Schema::default() });
@@ -217,7 +218,8 @@ pub(crate) fn default_definition(definition: &mut Value) {
     }
 }
 
-/// Accepts the names at once: there is one server, so nobody else could have taken them in the meantime.
+/// Fills in the status and accepts the names at once: with one server there is no competing
+/// definition.
 pub(crate) fn prepare_definition(definition: &mut Value) {
     let since = definition["metadata"]["creationTimestamp"].clone();
     let condition = |type_: &str, reason: &str, message: &str| {
@@ -296,8 +298,8 @@ pub(crate) fn validate_definition(definition: &Value, errors: &mut Vec<FieldErro
     }
 }
 
-/// A version as the real server has it in memory, which is how its errors show it. What all versions share is kept
-/// elsewhere there.
+/// Returns a version in kube-apiserver's internal form, which its errors show. The parts that all
+/// versions share are left out.
 fn internal_version(version: &Value) -> Value {
     json!({
         "Name": version["name"],
@@ -325,8 +327,8 @@ fn validate_schema(schema: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// The answer to whoever created a definition. What holds it until its objects are gone is put there a moment later on the
-/// real server, and not shown yet.
+/// Returns the answer to a create. The cleanup finalizer is removed from it: kube-apiserver adds it
+/// a moment later, so its answer does not show it either.
 pub(crate) fn created(call: &Call<'_>, stored: &Object) -> Response<ResponseBody> {
     let mut value = stored.value();
     let metadata = crate::metadata::metadata_mut(&mut value);

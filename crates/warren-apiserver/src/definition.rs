@@ -1,5 +1,6 @@
-//! What it takes to serve a resource: names, versions, schema, columns and behaviour. Built-in kinds come from the
-//! table in `kinds`, custom ones from their CustomResourceDefinition; past this point nobody asks which.
+//! The description of a served resource: names, versions, schema, columns and behaviour. Built-in
+//! kinds come from the table in `kinds`, custom ones from their CustomResourceDefinition. The rest
+//! of the code treats them alike.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +13,6 @@ use crate::kinds::Behaviour;
 use crate::schema::Schema;
 use crate::status::{ApiError, Subject};
 
-/// A resource as it is served.
 #[derive(Debug)]
 pub(crate) struct Definition {
     pub group: Box<str>,
@@ -23,37 +23,36 @@ pub(crate) struct Definition {
     pub short_names: Vec<Box<str>>,
     pub categories: Vec<Box<str>>,
     pub namespaced: bool,
-    /// The store's name for it: `pods`, `sandboxes.agents.x-k8s.io`.
+    /// The resource's name in the store: `pods`, `sandboxes.agents.x-k8s.io`.
     pub resource: Arc<str>,
     pub versions: Vec<Version>,
     pub behaviour: &'static Behaviour,
-    /// Whether it comes from a CustomResourceDefinition.
+    /// True if it comes from a CustomResourceDefinition.
     pub custom: bool,
 }
 
-/// One served version of a resource.
 #[derive(Debug)]
 pub(crate) struct Version {
     pub name: Box<str>,
-    /// `v1`, `agents.x-k8s.io/v1beta1`.
+    /// Such as `v1` or `agents.x-k8s.io/v1beta1`.
     pub api_version: Box<str>,
-    /// Whether objects are stored in this version.
+    /// True if objects are stored in this version.
     pub storage: bool,
     pub status: bool,
     pub scale: Option<Scale>,
-    /// Further subresources, for discovery: name, kind, verbs.
+    /// Other subresources, for discovery: name, kind, verbs.
     pub subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
     pub columns: Columns,
     /// Field selectors beyond `metadata.name` and `metadata.namespace`.
     pub selectable_fields: Vec<Box<str>>,
     pub schema: LazySchema,
-    /// How stored objects are turned into this version and back, where they differ by more than `apiVersion`.
+    /// Converts between stored objects and this version, if they differ in more than `apiVersion`.
     pub conversion: Option<&'static Conversion>,
     pub deprecated: bool,
     pub deprecation_warning: Option<Box<str>>,
 }
 
-/// A schema that is compiled when it is first needed: start-up and idle kinds pay nothing.
+/// A schema that is compiled at its first use, so that start-up and unused kinds cost nothing.
 #[derive(Debug)]
 pub(crate) struct LazySchema {
     pub source: SchemaSource,
@@ -62,28 +61,27 @@ pub(crate) struct LazySchema {
 
 #[derive(Debug)]
 pub(crate) enum SchemaSource {
-    /// A type of the built-in table.
+    /// The name of a type in the built-in table.
     Builtin(&'static str),
-    /// A version of a CustomResourceDefinition: the body shares its bytes with the store.
+    /// A version of a CustomResourceDefinition. The bytes are shared with the store.
     Custom {
         /// The whole definition, serialised.
         definition: Bytes,
-        /// Which of its versions.
         version: Box<str>,
     },
 }
 
-/// The paths of a scale subresource.
+/// The field paths of the `scale` subresource.
 #[derive(Debug, Clone)]
 pub(crate) struct Scale {
     pub spec_replicas: JsonPath,
     pub status_replicas: JsonPath,
-    /// A text, or a `LabelSelector`.
+    /// The path of a text or of a `LabelSelector`.
     pub label_selector: Option<JsonPath>,
 }
 
 impl Scale {
-    /// The paths that built-in kinds have.
+    /// Returns the paths that all built-in kinds use.
     pub fn of_replicas() -> Scale {
         let path =
             |text| JsonPath::parse(text).expect("a path of this file is well formed: a test parses it");
@@ -95,21 +93,20 @@ impl Scale {
     }
 }
 
-/// Between the stored form and another one.
+/// Converts between the stored form and another one.
 #[derive(Debug)]
 pub(crate) struct Conversion {
     pub from_stored: fn(&mut Value),
     pub to_stored: fn(&mut Value),
 }
 
-/// The columns of `kubectl get`.
+/// The columns that `kubectl get` shows.
 #[derive(Debug)]
 pub(crate) enum Columns {
     Builtin(&'static [Column]),
     Custom(Vec<CustomColumn>),
 }
 
-/// A column of a built-in kind.
 #[derive(Debug)]
 pub(crate) struct Column {
     pub name: &'static str,
@@ -136,8 +133,8 @@ impl LazySchema {
         LazySchema { source, compiled: OnceLock::new() }
     }
 
-    /// The compiled schema. A schema that does not compile was refused with its definition, so an error here means
-    /// that the store holds one from a program with other rules.
+    /// Returns the compiled schema. Definitions with invalid schemas are refused, so an error means
+    /// that another version of the program stored this one.
     pub fn get(&self) -> Result<&Arc<Schema>, ApiError> {
         let compiled = self.compiled.get_or_init(|| match &self.source {
             SchemaSource::Builtin(name) => crate::kinds::builtin_schema(name),
@@ -148,12 +145,12 @@ impl LazySchema {
 }
 
 impl Definition {
-    /// For errors about the resource (`pods "a" not found`).
+    /// Returns the subject of errors about the resource (`pods "a" not found`).
     pub fn subject<'a>(&'a self, name: &'a str) -> Subject<'a> {
         Subject { group: &self.group, kind: &self.plural, name }
     }
 
-    /// For errors about the kind (`Pod "a" is invalid`).
+    /// Returns the subject of errors about the kind (`Pod "a" is invalid`).
     pub fn kind_subject<'a>(&'a self, name: &'a str) -> Subject<'a> {
         Subject { group: &self.group, kind: &self.kind, name }
     }
@@ -163,7 +160,7 @@ impl Definition {
     }
 }
 
-/// A resource in one of its versions: what a request path names.
+/// A resource in one of its versions, as a request path names it.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub definition: Arc<Definition>,
@@ -184,12 +181,12 @@ impl Target {
         self.version().schema.get()
     }
 
-    /// Whether a body with this `apiVersion` can be handed out as it is stored.
+    /// Returns true if a stored body can be sent unchanged.
     pub fn serves_as_stored(&self) -> bool {
         self.version().conversion.is_none() && self.definition.versions.len() == 1
     }
 
-    /// Turns a stored body into the version that was asked for.
+    /// Converts a stored body into the requested version.
     pub fn convert_from_stored(&self, value: &mut Value) {
         let version = self.version();
         if let Some(conversion) = version.conversion {
@@ -202,7 +199,7 @@ impl Target {
         }
     }
 
-    /// The opposite.
+    /// Converts a body of the requested version into stored form.
     pub fn convert_to_stored(&self, value: &mut Value) {
         if let Some(conversion) = self.version().conversion {
             (conversion.to_stored)(value);

@@ -1,4 +1,4 @@
-//! Discovery: what is served, in the legacy form and in the aggregated one.
+//! Discovery documents: the served resources, in the legacy and in the aggregated form.
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -7,12 +7,13 @@ use crate::definition::{Definition, Version};
 use crate::registry::Registry;
 use crate::respond::{self, ResponseBody};
 
-/// Custom resources list theirs in another order.
+/// The verbs of custom resources. kube-apiserver lists them in this order, which differs from that
+/// of built-in kinds.
 const CUSTOM_VERBS: [&str; 8] =
     ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
-/// `/version`: the Kubernetes release whose behaviour this server follows.
+/// Answers `/version`: the Kubernetes release whose behaviour this server follows.
 pub(crate) fn version() -> Value {
     json!({
         "major": "1",
@@ -31,7 +32,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// `/`
+/// Answers `/`.
 pub(crate) fn index(registry: &Registry) -> Value {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for (group, _) in registry.groups().filter(|(group, _)| !group.is_empty()) {
@@ -44,7 +45,7 @@ pub(crate) fn index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
-/// `/api`
+/// Answers `/api`.
 pub(crate) fn core(registry: &Registry, headers: &HeaderMap) -> Response<ResponseBody> {
     if wants_aggregated(headers) {
         return aggregated(registry, |group| group.is_empty());
@@ -57,7 +58,7 @@ pub(crate) fn core(registry: &Registry, headers: &HeaderMap) -> Response<Respons
     respond::json(StatusCode::OK, &body)
 }
 
-/// `/apis`
+/// Answers `/apis`.
 pub(crate) fn groups(registry: &Registry, headers: &HeaderMap) -> Response<ResponseBody> {
     if wants_aggregated(headers) {
         return aggregated(registry, |group| !group.is_empty());
@@ -67,7 +68,7 @@ pub(crate) fn groups(registry: &Registry, headers: &HeaderMap) -> Response<Respo
     respond::json(StatusCode::OK, &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
 }
 
-/// `/apis/{group}`
+/// Answers `/apis/{group}`.
 pub(crate) fn group(registry: &Registry, group: &str) -> Option<Response<ResponseBody>> {
     if group.is_empty() || registry.versions(group).is_empty() {
         return None;
@@ -84,7 +85,7 @@ fn group_entry(registry: &Registry, group: &str) -> Value {
     json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
 }
 
-/// `/api/v1`, `/apis/{group}/{version}`
+/// Answers `/api/v1` and `/apis/{group}/{version}`.
 pub(crate) fn resources(registry: &Registry, group: &str, version: &str) -> Option<Response<ResponseBody>> {
     if !registry.versions(group).contains(&version) {
         return None;
@@ -124,7 +125,7 @@ pub(crate) fn resources(registry: &Registry, group: &str, version: &str) -> Opti
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     let mut body = json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": resources});
-    // The oldest of these documents is older than the field.
+    // The document for `v1` has no `apiVersion` field, as on a real cluster.
     if !group.is_empty() {
         body["apiVersion"] = "v1".into();
     }
@@ -159,7 +160,8 @@ fn subresources<'a>(definition: &'a Definition, version: &'a Version) -> Vec<Sub
     all
 }
 
-/// The group of a subresource's kind, where it is not that of its resource.
+/// Returns the group and version of a subresource's kind, if they differ from those of its
+/// resource.
 fn api_of(kind: &str) -> Option<(&'static str, &'static str)> {
     match kind {
         "Eviction" => Some(("policy", "v1")),
@@ -214,7 +216,7 @@ fn aggregated_version(registry: &Registry, group: &str, version: &str) -> Value 
     for definition in definitions(registry, group) {
         let Some(served) = definition.version(version) else { continue };
         let response_kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
-        // For built-in kinds nothing means: the group and version of this document.
+        // For built-in kinds, empty strings stand for the group and version of this document.
         let (own_group, own_version) = if definition.custom { (group, version) } else { ("", "") };
         let mut entry = json!({
             "resource": &*definition.plural,

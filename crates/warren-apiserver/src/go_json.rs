@@ -1,6 +1,6 @@
-//! Why bytes are not JSON, in the words of the real server's decoder: clients and their tests match on them.
+//! JSON errors and values as Go prints them. Clients and their tests match on this text.
 
-/// The sentence for an error that `serde_json` found in `bytes`.
+/// Returns Go's message for an error that `serde_json` found in `bytes`.
 pub(crate) fn message(bytes: &[u8], error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -8,7 +8,7 @@ pub(crate) fn message(bytes: &[u8], error: &serde_json::Error) -> String {
     if error.is_data() {
         return error.to_string();
     }
-    // The column counts from one and names the byte that was not expected.
+    // `column` counts from one and points at the unexpected byte.
     let line = bytes.split(|byte| *byte == b'\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
     match line.get(error.column().saturating_sub(1)) {
         Some(byte) => format!("invalid character '{}' looking for beginning of value", char::from(*byte)),
@@ -16,7 +16,7 @@ pub(crate) fn message(bytes: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-/// A value as Go prints it, which is how some errors of the real server show theirs.
+/// Formats a value as Go's `%v` does: some of kube-apiserver's errors contain it.
 pub(crate) fn printed(value: &serde_json::Value) -> String {
     use serde_json::Value;
     match value {

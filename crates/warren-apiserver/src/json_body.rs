@@ -1,11 +1,12 @@
-//! Reading JSON with an eye on fields that are there twice: the last one counts, and the client is told.
+//! A JSON parser that reports duplicate fields. The last one counts, and the client gets a warning
+//! or an error.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// A tree and the paths of the fields that were there more than once.
+/// A parsed value and the paths of its duplicate fields.
 pub(crate) struct Tree {
     pub value: Value,
     pub duplicates: Vec<String>,
@@ -92,8 +93,8 @@ fn joined(above: &str, below: &str) -> String {
     if below.starts_with('[') { format!("{above}{below}") } else { format!("{above}.{below}") }
 }
 
-/// The name of a field. In JSON that is text; in YAML it may look like something else (`n` is a truth value), which is
-/// then turned into text.
+/// The name of a field. In YAML a name may parse as something else (`n` is a boolean); it is turned
+/// into text.
 struct FieldName(String);
 
 impl<'de> Deserialize<'de> for FieldName {

@@ -1,9 +1,9 @@
-//! The part of JSONPath that CustomResourceDefinitions use: fields, indices, `[*]` and one-condition filters.
+//! The part of JSONPath that CustomResourceDefinitions use: fields, indices, `[*]` and
+//! one-condition filters.
 
 use serde_json::Value;
 use thiserror::Error;
 
-/// A path that was parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JsonPath(Vec<Step>);
 
@@ -12,7 +12,7 @@ enum Step {
     Field(String),
     Index(i64),
     All,
-    /// `[?(@.type=="Ready")]`
+    /// A filter such as `[?(@.type=="Ready")]`.
     Where(Vec<String>, Comparison, Value),
 }
 
@@ -56,7 +56,7 @@ impl JsonPath {
         Ok(JsonPath(steps))
     }
 
-    /// Everything the path reaches.
+    /// Returns all values that the path reaches.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let mut found = vec![value];
         for step in &self.0 {
@@ -65,12 +65,12 @@ impl JsonPath {
         found
     }
 
-    /// The first thing the path reaches.
+    /// Returns the first value that the path reaches.
     pub fn first<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         self.find(value).into_iter().next()
     }
 
-    /// The names along a path that consists of nothing else.
+    /// Returns the field names if the path consists of nothing else.
     pub fn fields(&self) -> Option<Vec<&str>> {
         self.0
             .iter()
@@ -102,7 +102,7 @@ impl Step {
     }
 }
 
-/// A field name up to the next `.` or `[`; a backslash takes the next character literally.
+/// Splits off a field name, up to the next `.` or `[`. A backslash escapes the next character.
 fn field(text: &str) -> (String, &str) {
     let mut name = String::new();
     let mut characters = text.char_indices();

@@ -1,5 +1,5 @@
-//! The built-in kinds, as data. Adding one is a row in [`TABLE`]; a kind with defaults, checks or conversions of its
-//! own also has a module here with a [`Behaviour`].
+//! The built-in kinds, as data. Adding one is a row in [`TABLE`]; a kind with defaults, checks or
+//! conversions of its own also has a module here with a [`Behaviour`].
 
 use std::sync::{Arc, LazyLock};
 
@@ -31,13 +31,14 @@ mod services;
 mod volumes;
 mod workloads;
 
-/// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions;
-/// `schemas/generate.py` makes it.
+/// The types of the built-in kinds, from Kubernetes' own OpenAPI document without descriptions.
+/// `schemas/generate.py` makes the file.
 const SCHEMAS: &str = include_str!("../schemas/builtin.json");
-/// Those of `metrics.k8s.io`, which that document does not have.
+/// The types of `metrics.k8s.io`, which are not in that document.
 const METRICS_SCHEMAS: &str = include_str!("../schemas/metrics.json");
 
-/// Parsed only where somebody asks for the OpenAPI document; the compiled form below is what stays.
+/// Parses the built-in types. Used only for the OpenAPI document; validation uses the compiled form
+/// below.
 pub(crate) fn builtin_schemas() -> Map<String, Value> {
     let parse = |text: &str| -> Map<String, Value> {
         serde_json::from_str(text).expect("the embedded schemas are valid JSON: a test reads them")
@@ -55,12 +56,12 @@ static COMPILED: LazyLock<std::collections::HashMap<&'static str, Arc<Schema>>> 
         .collect()
 });
 
-/// The compiled schema of a built-in type.
+/// Returns the compiled schema of a built-in type.
 pub(crate) fn builtin_schema(name: &str) -> Result<Arc<Schema>, String> {
     COMPILED.get(name).cloned().ok_or_else(|| format!("no built-in type {name}"))
 }
 
-/// The schema of `metadata`, the same for every kind.
+/// Returns the schema of `metadata`, which is the same for every kind.
 pub(crate) fn metadata_schema() -> &'static Arc<Schema> {
     COMPILED
         .get("io.k8s.api.core.v1.ConfigMap")
@@ -68,56 +69,57 @@ pub(crate) fn metadata_schema() -> &'static Arc<Schema> {
         .expect("a config map has metadata")
 }
 
-/// What a kind does beyond storing what its schema allows.
+/// Behaviour of a kind that its schema does not express.
 #[derive(Debug)]
 pub(crate) struct Behaviour {
-    /// Fills in defaults; on every write.
+    /// Fills in defaults, on every write.
     pub default: fn(&mut Value),
-    /// Readies a new object: its first status, allocated values.
+    /// Prepares a new object: its first status and allocated values.
     pub prepare_create: fn(&mut Value),
-    /// Readies a changed object.
+    /// Prepares an updated object. The arguments are the new and the old version.
     pub prepare_update: fn(&mut Value, &Value),
-    /// Readies an object whose status was changed.
+    /// Prepares an object whose status is updated.
     pub prepare_status: fn(&mut Value, &Value),
-    /// Checks an object.
+    /// Validates an object.
     pub validate: fn(&Value, &mut Vec<FieldError>),
-    /// Checks a change.
+    /// Validates an update. The arguments are the new and the old version.
     pub validate_update: fn(&Value, &Value, &mut Vec<FieldError>),
-    /// The grace period of a deletion, given what the request asks for.
+    /// Returns the grace period of a deletion, given the requested one.
     pub grace_period: fn(&Value, Option<i64>) -> i64,
-    /// Whether watchers see an object with a grace period of zero before they see it gone.
+    /// True if an object with a grace period of zero is marked as deleted before it is removed, so
+    /// that watchers see both events.
     pub marks_before_removal: bool,
-    /// Whether `metadata.generation` counts changes of the spec.
+    /// True if `metadata.generation` counts changes of the spec.
     pub has_generation: bool,
-    /// Whether a completed deletion answers with the object instead of a `Status`.
+    /// True if a completed deletion answers with the object instead of a `Status`.
     pub returns_deleted: bool,
-    /// Whether an update may leave out the resourceVersion.
+    /// True if an update may omit the resourceVersion.
     pub unconditional_update: bool,
-    /// Whether an update of an absent object creates it.
+    /// True if an update of a missing object creates it.
     pub create_on_update: bool,
-    /// Maps whose values are base64.
+    /// The fields that are maps with base64 values.
     pub binary_maps: &'static [&'static str],
-    /// What may be done with it, in the order of discovery.
+    /// The supported verbs, in the order of discovery.
     pub verbs: &'static [&'static str],
-    /// Set for kinds that are questions, and are answered instead of stored.
+    /// Set for reviews: kinds that are answered and not stored.
     pub review: Option<Review>,
-    /// Whether nodes are asked for it instead of the store.
+    /// True if the nodes are asked for it and not the store.
     pub measured: bool,
     pub name: NameRule,
 }
 
-/// What names are allowed.
+/// The rule for names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameRule {
-    /// RFC 1123 subdomain: most kinds.
+    /// RFC 1123 subdomain, the rule of most kinds.
     Subdomain,
-    /// RFC 1123 label: namespaces and services.
+    /// RFC 1123 label, the rule of namespaces and services.
     Label,
-    /// Whatever fits into a path: roles and bindings, whose names have colons.
+    /// Anything that fits into a path. Roles and bindings have it: their names contain colons.
     PathSegment,
 }
 
-/// A kind that simply keeps what it is given.
+/// The behaviour of a kind without special rules.
 pub(crate) const PLAIN: Behaviour = Behaviour {
     default: |_| {},
     prepare_create: |_| {},
@@ -148,9 +150,9 @@ static CUSTOM_RESOURCE_DEFINITION: Behaviour = Behaviour {
     validate: crate::crd::validate_definition,
     ..PLAIN
 };
-/// There are no components to report on: the list is empty.
+/// Component statuses. There are no components, so the list is always empty.
 static COMPONENT_STATUS: Behaviour = Behaviour { verbs: &["get", "list"], ..PLAIN };
-/// Custom resources: everything comes from the schema.
+/// The behaviour of custom resources: all rules come from the schema.
 pub(crate) static CUSTOM: Behaviour =
     Behaviour { has_generation: true, unconditional_update: false, ..PLAIN };
 
@@ -164,14 +166,14 @@ struct Row {
     categories: &'static [&'static str],
     namespaced: bool,
     status: bool,
-    /// True if the kind has a `scale` subresource: its number of replicas can be set on its own.
+    /// True if the kind has a `scale` subresource.
     scale: bool,
     subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
     schema: &'static str,
     fields: &'static [&'static str],
     columns: &'static [Column],
     behaviour: &'static Behaviour,
-    /// Under which resource it is stored, where that is another row's.
+    /// The resource of another row that it is stored as, with the conversion.
     stored_as: Option<(&'static str, &'static Conversion)>,
 }
 
@@ -404,7 +406,7 @@ static TABLE: &[Row] = &[
         plural: "events",
         short_names: &["ev"],
         schema: "io.k8s.api.events.v1.Event",
-        // The stored form is what selectors look at, so these are the core names here as well.
+        // Selectors look at the stored form, so these are the core names here as well.
         fields: EVENT_FIELDS,
         columns: columns::EVENT,
         behaviour: &events::NEW_BEHAVIOUR,
@@ -587,7 +589,7 @@ static TABLE: &[Row] = &[
     },
 ];
 
-/// The body of `serviceaccounts/token`: a kind without a resource of its own.
+/// The body of `serviceaccounts/token`: a kind without a resource.
 static TOKEN_REQUEST: Row = Row {
     group: "authentication.k8s.io",
     kind: "TokenRequest",
@@ -596,12 +598,11 @@ static TOKEN_REQUEST: Row = Row {
     ..ROW
 };
 
-/// The definition that token requests are read by.
+/// Returns the definition that token requests are parsed by.
 pub(crate) fn token_request() -> Arc<Definition> {
     Arc::new(TOKEN_REQUEST.definition())
 }
 
-/// The built-in kinds as definitions.
 pub(crate) fn definitions() -> Vec<Arc<Definition>> {
     TABLE.iter().map(|row| Arc::new(row.definition())).collect()
 }
@@ -647,7 +648,8 @@ impl Row {
     }
 }
 
-/// Kinds that the real server has and this one does not, by version, for the one error that tells them from nonsense.
+/// Kinds that kube-apiserver has and this server does not, by version. One error distinguishes them
+/// from unknown kinds.
 const ELSEWHERE: &[(&str, &[&str])] = &[
     ("v1", &["Endpoints", "LimitRange", "PodTemplate", "ReplicationController", "ResourceQuota"]),
     ("apps/v1", &["ControllerRevision"]),
@@ -658,7 +660,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("policy/v1", &["Eviction", "PodDisruptionBudget"]),
 ];
 
-/// Whether a kind is one of Kubernetes' own.
+/// Returns true if a kind is one of Kubernetes' own.
 pub(crate) fn is_registered(api_version: &str, kind: &str) -> bool {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let served = TABLE.iter().any(|row| row.group == group && row.version == version && row.kind == kind);
@@ -672,7 +674,7 @@ pub(crate) fn set_default(object: &mut Map<String, Value>, name: &str, value: im
     }
 }
 
-/// The object under a name, made if it is absent.
+/// Returns the object in a field; creates it if it is absent.
 pub(crate) fn child<'a>(
     object: &'a mut Map<String, Value>,
     name: &str,

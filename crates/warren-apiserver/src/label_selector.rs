@@ -1,14 +1,15 @@
-//! `LabelSelector` objects: what they select, and how they read as a query parameter.
+//! `LabelSelector` objects: evaluation, and formatting as a query parameter.
 
 use serde_json::Value;
 use warren_store::{LabelSelector, Requirement};
 
-/// Reads a selector. An operator that is not known was refused when the object was written, and is taken for `In`.
+/// Parses a selector. Unknown operators are refused when the object is written; here they count as
+/// `In`.
 pub(crate) fn read(selector: &Value) -> LabelSelector {
     LabelSelector::new(requirements(selector))
 }
 
-/// Writes a selector as clients send it in a query, as `labels.Selector.String` does.
+/// Formats a selector for a query, as `labels.Selector.String` does.
 pub(crate) fn text(selector: &Value) -> String {
     let is_label = |key: &str| selector["matchLabels"].get(key).is_some();
     let set = |mut values: Vec<String>| {

@@ -1,14 +1,16 @@
-//! A Kubernetes API server over `warren-store`: the HTTP surface as a tower service, used in process by
-//! `kube::Client` and behind a unix socket or a TLS listener by everyone else.
+//! A Kubernetes API server over `warren-store`. It is a tower service that `kube::Client` uses in
+//! process; other clients reach it through a unix socket or a TLS listener.
 //!
-//! It serves the built-in kinds of the table in `kinds` and any CustomResourceDefinition, and answers in the words
-//! of the real server. It runs no controllers, knows no CRD of ours (they come in as data) and never starts a
-//! process: logs and exec are passed to a node's kubelet API through a [`NodeDialer`].
+//! It serves the built-in kinds of the table in `kinds` and any CustomResourceDefinition, with the
+//! same messages as kube-apiserver. It runs no controllers, contains no CRDs (they come in as data)
+//! and never starts a process: logs and exec are forwarded to a node's kubelet API through a
+//! [`NodeDialer`].
 //!
-//! Users are told apart by certificates, tokens and the unix socket's credentials; what they may do is said by roles and
-//! bindings, in `access`.
+//! Users are authenticated by certificates, tokens or the credentials of the unix socket. Roles and
+//! bindings authorize them, in `access`.
 //!
-//! Start reading at [`ApiServer`], then `service.rs` for the way of a request and `verbs` for what it does.
+//! Start reading at [`ApiServer`]. Then read `service.rs` for the path of a request and `verbs` for
+//! its effect.
 
 mod access;
 mod admission;

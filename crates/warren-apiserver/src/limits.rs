@@ -1,8 +1,9 @@
-//! What one client may take of the server: requests at a time, open watches, bytes of bodies, time.
+//! Limits on each client's use of the server: concurrent requests, open watches, bytes of bodies,
+//! time.
 //!
-//! Limits hold at the listeners. In-process clients are parts of the same program: they are not counted and cost
-//! nothing. A client is a user, whatever number of connections it has. Whoever asks for too much is refused with 429
-//! and told when to try again; nobody is made to wait in a queue that could itself grow without bound.
+//! The limits hold at the listeners. In-process clients are parts of the same program and are not
+//! counted. A client is a user, over all of its connections. A request beyond the limit is refused
+//! at once with 429 and a time to try again. There is no queue that could grow without bound.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -30,24 +31,25 @@ use crate::server::Inner;
 use crate::service;
 use crate::status::ApiError;
 
-/// The deepest object that is stored, in levels of objects and lists. Readers of JSON commonly give up at 128 levels,
-/// and a list or a watch event wraps an object in a few more.
+/// The maximum depth of a stored object, in levels of objects and lists. JSON parsers commonly fail
+/// at 128 levels, and a list or watch event adds a few levels of its own.
 pub(crate) const DEEPEST_OBJECT: usize = 120;
 
-/// How much is too much.
+/// The limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests that one user may have under way, watches apart. The real server allows 400 reads and 200 writes in all.
+    /// Maximum number of concurrent requests per user, without watches. kube-apiserver allows 400
+    /// reads and 200 writes for all users together.
     pub requests_per_client: usize,
-    /// Watches, followed logs and exec sessions that one user may have open.
+    /// Maximum number of open watches, followed logs and exec sessions per user.
     pub watches_per_client: usize,
-    /// Connections that a listener keeps open; more are closed at once.
+    /// Maximum number of open connections of a listener. Further ones are closed at once.
     pub connections: usize,
-    /// Bytes of request bodies, of all clients together, that may lie half read in memory.
+    /// Maximum size of partly received request bodies, over all clients, in bytes.
     pub unread_body_bytes: usize,
-    /// How long a client may take to send a body.
+    /// Maximum time for a client to send a body.
     pub body_time: Duration,
-    /// How long a client may take to begin, and to send the head of a request.
+    /// Maximum time for a client to begin, and to send the head of a request.
     pub head_time: Duration,
 }
 
@@ -64,7 +66,7 @@ impl Default for Limits {
     }
 }
 
-/// Counts what every client has under way.
+/// Counts the running requests of every client.
 pub(crate) struct Gate {
     pub limits: Limits,
     clients: Mutex<HashMap<Arc<str>, UnderWay>>,
@@ -83,7 +85,7 @@ enum Class {
     Watch,
 }
 
-/// The right to have one request under way; dropping it gives it back.
+/// The right to run one request. Dropping it ends the request's count.
 pub(crate) struct Permit {
     gate: Arc<Gate>,
     client: Arc<str>,
@@ -130,7 +132,7 @@ impl Drop for Permit {
     }
 }
 
-/// Answers a request that came in through a listener, within the limits.
+/// Answers a request from a listener, within the limits.
 pub(crate) async fn handle<B>(server: &Arc<Inner>, mut request: Request<B>) -> Response<ResponseBody>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -141,7 +143,7 @@ where
         Ok(permit) => Arc::new(permit),
         Err(error) => return respond::error(&error),
     };
-    // An upgraded connection outlives its response, and takes this along.
+    // An upgraded connection outlives its response, so it keeps this permit.
     request.extensions_mut().insert(Arc::clone(&permit));
     let gate = Arc::clone(&server.gate);
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -151,12 +153,14 @@ where
         let request = request.map(|body| PatientBody::new(body, gate, limited));
         service::handle(&server, request).await
     };
-    // A write is carried through even if its client goes away: what follows from it has to happen as well.
+    // Run a write in a task of its own: it must complete with its consequences even if the client
+    // disconnects.
     let response = match reads {
         true => AssertUnwindSafe(answer).catch_unwind().await.ok(),
         false => tokio::spawn(answer).await.ok(),
     };
-    // Whoever panicked has said so in the log. One bad request is no reason to drop the connection of a good one.
+    // A panic has been logged by the panic hook. It must not close a connection that other requests
+    // share.
     let response =
         response.unwrap_or_else(|| respond::error(&ApiError::internal("the request failed unexpectedly")));
     response.map(|body| ResponseBody::new(HeldBody { body, _permit: permit }))
@@ -177,17 +181,18 @@ fn class<B>(request: &Request<B>) -> Class {
     }
 }
 
-/// What keeps the permit of a request that is upgraded: whoever holds it is still under way.
+/// Takes the permit of a request that is upgraded. The request counts as running while the permit
+/// exists.
 pub(crate) fn take_permit(parts: &mut request::Parts) -> Option<Arc<Permit>> {
     parts.extensions.remove()
 }
 
-/// Refuses an object that is nested so deeply that its readers would choke on it, this server first.
+/// Refuses an object that is nested too deeply for common parsers.
 pub(crate) fn check_depth(object: &Value) -> Result<(), ApiError> {
     if depth_within(object, DEEPEST_OBJECT) { Ok(()) } else { Err(too_deep()) }
 }
 
-/// Whether a value has at most so many levels. Looks no deeper than that.
+/// Returns true if a value has at most this many levels. Does not descend any further.
 pub(crate) fn depth_within(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(items) => levels > 0 && items.iter().all(|item| depth_within(item, levels - 1)),
@@ -202,25 +207,28 @@ pub(crate) fn too_deep() -> ApiError {
     ))
 }
 
-/// What the aliases of a YAML document may repeat in all. Manifests have none; a few lines of aliases of aliases stand for more
-/// than there is memory, and even a million repetitions keep a processor busy for a second.
+/// The maximum number of events that the aliases of a YAML document may replay. Manifests have no
+/// aliases. A few lines of nested aliases can exceed the memory, and a million repetitions take a
+/// second of processor time.
 const MOST_REPETITIONS: usize = 20_000;
 
-/// Reads YAML from a client; what is wrong with it, in the reader's words.
+/// Parses YAML from a client. The error is the parser's message.
 pub(crate) fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let aliases = serde_saphyr::alias_limits! { max_total_replayed_events: MOST_REPETITIONS };
     let options = serde_saphyr::options! { alias_limits: aliases };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 
-/// Levels of an expression in a definition. Parsers of expressions call themselves for each level, several functions deep.
+/// The maximum depth of an expression in a definition. Expression parsers recurse through several
+/// functions for each level.
 const DEEPEST_EXPRESSION: usize = 40;
-/// Signs between terms, each of which is a level of the parsed tree: `a.b.c`, `1 + 1 + 1`. The rules of well-known definitions
-/// have some dozens.
+/// The maximum number of operators between terms, each of which is a level of the syntax tree:
+/// `a.b.c`, `1 + 1 + 1`. The rules of well-known definitions have some dozens.
 const MOST_SIGNS: usize = 300;
 
-/// Whether an expression is flat enough to be parsed on an ordinary stack: brackets within brackets, operators before
-/// operators, conditions behind conditions. Brackets in string literals count as well; no rule has so many of them.
+/// Returns true if an expression can be parsed on an ordinary stack. Counts nested brackets, prefix
+/// operators, chained conditions and operators. Brackets in string literals count as well; no real
+/// rule has too many of them.
 pub(crate) fn expression_is_flat(text: &str) -> bool {
     let (mut brackets, mut operators, mut conditions, mut signs) = (0_usize, 0_usize, 0_usize, 0_usize);
     text.bytes().all(|byte| {
@@ -240,9 +248,9 @@ pub(crate) fn expression_is_flat(text: &str) -> bool {
     })
 }
 
-/// Runs what calls itself for each level of an expression, on a stack that is large enough for as many as are allowed.
+/// Runs a recursive function on a stack that is large enough for the deepest expression allowed.
 pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
-    // Mapped, not used: it costs what is touched of it.
+    // Only the pages that are touched use memory.
     const STACK: usize = 64 << 20;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("deep".to_owned()).stack_size(STACK);
@@ -251,19 +259,19 @@ pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::
     })
 }
 
-/// Why a body was not read to its end.
+/// An error while receiving a request body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum BodyRefused {
     /// The client took too long.
     #[error("the request body did not arrive within {} s", .0.as_secs_f64())]
     Slow(Duration),
-    /// Too many clients send too much at once.
+    /// The bodies being received exceed the limit for all clients.
     #[error("too many request bodies are being received at once")]
     Crowded,
 }
 
 impl BodyRefused {
-    /// What the client is told.
+    /// Converts it into the answer to the client.
     pub fn into_error(self) -> ApiError {
         match self {
             BodyRefused::Slow(_) => ApiError::request_timeout(self.to_string()),
@@ -272,13 +280,13 @@ impl BodyRefused {
     }
 }
 
-/// A request body that has to come in time and counts against what all bodies may take.
+/// A request body with a deadline. It counts against the limit on all bodies.
 struct PatientBody<B> {
     body: B,
     gate: Arc<Gate>,
     counted: usize,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Not for one that is passed on as it comes.
+    /// False for a body that is forwarded as it arrives.
     limited: bool,
 }
 
@@ -323,7 +331,7 @@ where
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 let time = this.gate.limits.body_time;
-                // A body that is there already never needs a timer.
+                // A body that has already arrived needs no timer.
                 let deadline = this.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
                 match deadline.as_mut().poll(context) {
                     Poll::Ready(()) => Poll::Ready(Some(Err(BodyRefused::Slow(time).into()))),
@@ -342,7 +350,7 @@ where
     }
 }
 
-/// A response body that keeps its request counted until it has been sent.
+/// A response body that holds its request's permit until it is sent.
 struct HeldBody {
     body: ResponseBody,
     _permit: Arc<Permit>,

@@ -1,5 +1,5 @@
-//! Listeners: the same server behind a unix socket, where the kernel says who is calling, and behind TLS, where a
-//! certificate or a token does.
+//! Listeners. On the unix socket the kernel identifies the caller. On TLS a certificate or a token
+//! does.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,27 +27,28 @@ use crate::status::ApiError;
 
 mod subject;
 
-/// How long open connections may take to finish once the server stops.
+/// The time for open connections to finish after the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How often a silent HTTP/2 connection is asked whether anybody is there, and how long it may take to say so.
+/// The interval of HTTP/2 pings on a silent connection, and the time to answer one.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// How long a client may take for its TLS handshake.
+/// The time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// What a TLS listener accepts.
+/// The credentials that a TLS listener uses.
 #[derive(Clone)]
 pub struct TlsAccess {
-    /// The certificates, as [`crate::pki::Pki::server_config`] gives them.
+    /// The TLS configuration, from [`crate::pki::Pki::server_config`].
     pub config: Arc<rustls::ServerConfig>,
-    /// The token that makes its bearer the administrator.
+    /// The bearer token of the administrator.
     pub admin_token: Option<String>,
 }
 
-/// Serves a unix socket until told to stop. Root and the user that runs the server are the administrator; nobody
-/// else gets in.
+/// Serves a unix socket until told to stop. Root and the user that runs the server are the
+/// administrator. All other users are refused.
 pub async fn serve_unix(server: ApiServer, listener: UnixListener, shutdown: CancellationToken) {
-    // Asked the way that clients are: the kernel has one number for all users that do not exist in a user namespace, and whoever
-    // owns a file in `/proc` may be one of them.
+    // Find the own uid in the same way as that of clients. Inside a user namespace the kernel
+    // reports one number for every unmapped user, and the owner of a file in `/proc` may be one of
+    // those.
     let own_user =
         UnixStream::pair().and_then(|(socket, _other)| socket.peer_cred()).map_or(0, |own| own.uid());
     let connections = TaskTracker::new();
@@ -104,7 +105,6 @@ pub async fn serve_tls(
         let (server, acceptor, token, shutdown) =
             (server.clone(), acceptor.clone(), token.clone(), shutdown.clone());
         connections.spawn(async move {
-            // Small answers should not wait for more to come.
             let _ = stream.set_nodelay(true);
             match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
@@ -122,7 +122,8 @@ pub async fn serve_tls(
     drain(connections).await;
 }
 
-/// Accepting fails when descriptors run out; trying again at once would only burn the processor.
+/// Waits after a failed accept. Descriptors have run out, and retrying at once would waste
+/// processor time.
 async fn pause_after(error: &io::Error) {
     static FAILED: Seldom = Seldom::new();
     if let Some(times) = FAILED.is_due(Instant::now()) {
@@ -131,8 +132,8 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-/// As many connections as are allowed are open. The new one has been closed; those who wait in line are not turned away
-/// faster than they come.
+/// Waits after a connection was closed because the listener is full. The pause limits the rate at
+/// which waiting connections are refused.
 async fn full() {
     static CLOSED: Seldom = Seldom::new();
     if let Some(closed) = CLOSED.is_due(Instant::now()) {
@@ -178,9 +179,9 @@ async fn serve(
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // With a timer, a client that never finishes its headers is cut off.
+    // The timer cuts off a client that never finishes its headers.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(head_time);
-    // With pings, a peer that vanished does not hold its watches for ever.
+    // Pings detect a vanished peer, so that it does not hold its watches for ever.
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -201,7 +202,8 @@ async fn serve(
     }
 }
 
-/// Who sent the token of a request; nobody if it has none. A token that is not good is refused even where none is needed.
+/// Returns the user of a request's token, or `None` without a token. An invalid token is refused
+/// even if the request needs none.
 fn bearer(
     server: &Inner,
     headers: &HeaderMap,
@@ -217,7 +219,7 @@ fn bearer(
     account.map(|(identity, _)| Some(identity)).ok_or_else(ApiError::unauthorized)
 }
 
-/// Compares without telling, by the time it takes, how much was right.
+/// Compares in constant time.
 fn same_secret(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len()
         && !a.is_empty()

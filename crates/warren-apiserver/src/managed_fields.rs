@@ -1,9 +1,10 @@
-//! Who owns which field of an object, and server-side apply, which is decided by that.
+//! Ownership of fields by managers, and server-side apply.
 //!
-//! A write of any kind makes its manager the owner of what it changed ([`Tracker::update`]). An apply
-//! ([`Tracker::apply`]) says everything that its manager wants to own: what the manager owned before and no longer says
-//! is removed, and what another manager owns with another value is a conflict. Nothing here reads or writes the store;
-//! sets of fields are in `fields`, the meaning of schemas for them in `shape`.
+//! A write makes its manager the owner of the fields that it changed ([`Tracker::update`]). An
+//! apply ([`Tracker::apply`]) lists all fields that its manager wants to own. Fields that the
+//! manager owned before and no longer lists are removed. A field that another manager owns with
+//! another value is a conflict. Nothing here accesses the store. Sets of fields are in `fields`;
+//! `shape` interprets schemas for them.
 
 mod apply;
 mod compare;

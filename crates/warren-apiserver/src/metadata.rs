@@ -1,4 +1,4 @@
-//! Object metadata: names, what the server fills in, what it refuses.
+//! Object metadata: generated names, fields set by the server, validation.
 
 use serde_json::{Map, Value};
 
@@ -6,9 +6,9 @@ use crate::definition::Definition;
 use crate::kinds::NameRule;
 use crate::status::FieldError;
 
-/// Letters for generated names: no vowels and nothing that is easily misread, as Kubernetes has them.
+/// The alphabet of generated names, the same as in Kubernetes: no vowels and no look-alikes.
 const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// The longest base that leaves room for the five random letters within 63.
+/// The longest base that leaves room for five random letters within 63.
 const LONGEST_GENERATED_BASE: usize = 58;
 
 pub(crate) const LABEL_RULE: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
@@ -16,10 +16,10 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
 const LABEL_VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const QUALIFIED_NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
-/// The finalizers that need no domain before them.
+/// The finalizers that need no domain prefix.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 
-/// A name from `generateName`.
+/// Generates a name from `generateName`.
 pub(crate) fn generate_name(base: &str) -> String {
     let mut end = base.len().min(LONGEST_GENERATED_BASE);
     while !base.is_char_boundary(end) {
@@ -32,7 +32,7 @@ pub(crate) fn generate_name(base: &str) -> String {
     name
 }
 
-/// The metadata of an object, made if it is absent.
+/// Returns the metadata of an object; creates it if absent.
 pub(crate) fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = Value::Object(Map::new());
@@ -48,11 +48,11 @@ pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
     object["metadata"][field].as_str().unwrap_or_default()
 }
 
-/// Checks the metadata of an object that is about to be written.
+/// Validates the metadata of an object that is to be written.
 pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec<FieldError>) {
     let base = text(object, "generateName");
     if !base.is_empty() {
-        // The letters that follow make up for a dash at the end.
+        // A dash at the end is allowed here, because random letters follow it.
         let masked = base.strip_suffix('-').map_or_else(|| base.to_owned(), |start| format!("{start}a"));
         for rule in broken_name_rules(&masked, definition.behaviour.name) {
             errors.push(FieldError::invalid("metadata.generateName", base, rule));
@@ -67,7 +67,8 @@ pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec
         }
     }
     validate_contents(object, errors);
-    // Definitions and what they define come from another program, which has no such rule.
+    // Definitions and custom resources are served by another program in Kubernetes, which lacks
+    // this rule.
     let qualified = !definition.custom && &*definition.group != "apiextensions.k8s.io";
     for (index, finalizer) in object["metadata"]["finalizers"].as_array().into_iter().flatten().enumerate() {
         let finalizer = finalizer.as_str().unwrap_or_default();
@@ -79,7 +80,6 @@ pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec
     }
 }
 
-/// Labels in some field of an object.
 pub(crate) fn validate_labels(labels: &Value, field: &str, errors: &mut Vec<FieldError>) {
     for (key, value) in labels.as_object().into_iter().flatten() {
         check_qualified_name(key, field, errors);
@@ -93,7 +93,8 @@ pub(crate) fn validate_labels(labels: &Value, field: &str, errors: &mut Vec<Fiel
     }
 }
 
-/// What is checked again, in the same words, at every stage of an update.
+/// Validates the parts of the metadata that kube-apiserver checks again at every stage of an
+/// update.
 pub(crate) fn validate_contents(object: &Value, errors: &mut Vec<FieldError>) {
     validate_labels(&object["metadata"]["labels"], "metadata.labels", errors);
     let mut size = 0;
@@ -141,7 +142,6 @@ fn validate_owners(object: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What an update may not do to metadata.
 pub(crate) fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     if old["metadata"]["deletionTimestamp"].is_string() {
         validate_no_new_finalizers(new, old, errors);
@@ -176,7 +176,7 @@ fn broken_name_rules(name: &str, rule: NameRule) -> Vec<&'static str> {
     }
 }
 
-/// What keeps a name from being a segment of a path.
+/// Returns the rules that a name breaks as a path segment.
 pub(crate) fn broken_segment_rules(name: &str) -> Vec<&'static str> {
     match name {
         "." => return vec!["may not be '.'"],
@@ -187,7 +187,7 @@ pub(crate) fn broken_segment_rules(name: &str) -> Vec<&'static str> {
     slash.into_iter().chain(name.contains('%').then_some("may not contain '%'")).collect()
 }
 
-/// What is wrong with a would-be RFC 1123 label.
+/// Returns the rules that a name breaks as an RFC 1123 label.
 pub(crate) fn broken_label_rules(name: &str) -> Vec<&'static str> {
     let too_long = (name.len() > 63).then_some("must be no more than 63 bytes");
     let malformed = match (is_dns_word(name), is_dns_subdomain(name)) {
@@ -202,7 +202,6 @@ fn is_dns_subdomain(name: &str) -> bool {
     name.split('.').all(is_dns_word)
 }
 
-/// An RFC 1123 label.
 pub(crate) fn is_dns_label(name: &str) -> bool {
     name.len() <= 63 && is_dns_word(name)
 }
@@ -219,7 +218,7 @@ fn is_name_part(word: &str) -> bool {
         && word.chars().all(|c| edge(c) || matches!(c, '-' | '_' | '.'))
 }
 
-/// A label key and everything that is named like one.
+/// Validates a qualified name, such as a label key.
 pub(crate) fn check_qualified_name(name: &str, field: &str, errors: &mut Vec<FieldError>) {
     let mut wrong = |detail: String| errors.push(FieldError::invalid(field, name, detail));
     let (prefix, part) = name.split_once('/').map_or((None, name), |(prefix, part)| (Some(prefix), part));

@@ -1,4 +1,4 @@
-//! Logs and exec: the request is checked here and carried out by the node that runs the pod, over the kubelet's API.
+//! Logs and exec: checks the request here, then forwards it to the kubelet API of the pod's node.
 
 mod proxy;
 
@@ -31,13 +31,13 @@ pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// How to reach the kubelet API of a node. In the local home that is a stream within the process.
+/// Connects to the kubelet API of nodes. In the local home the stream stays within the process.
 pub trait NodeDialer: Send + Sync {
     /// Opens a stream to the node of this name.
     fn dial(&self, node_name: &str) -> BoxFuture<'_, io::Result<Box<dyn ByteStream>>>;
 }
 
-/// No node can be reached: for a server without one, and for tests.
+/// A dialer that reaches no node: for servers without nodes, and for tests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoNodes;
 
@@ -49,7 +49,7 @@ impl NodeDialer for NoNodes {
     }
 }
 
-/// The headers of a WebSocket handshake, which go through as they are.
+/// The headers of a WebSocket handshake, which are forwarded unchanged.
 const HANDSHAKE: [&str; 6] = [
     "connection",
     "upgrade",
@@ -62,9 +62,9 @@ const HANDSHAKE: [&str; 6] = [
 const LOG_PARAMETERS: [&str; 8] =
     ["follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"];
 
-/// What a node answers to a plain question.
+/// Sends a GET request to a node and returns the body.
 pub(crate) async fn read(server: &Inner, node: &str, uri: &str) -> Result<Bytes, ApiError> {
-    /// A line for each of some thousands of containers.
+    /// The maximum size: enough for a line for each of some thousands of containers.
     const LONGEST: usize = 32 << 20;
     let place = Place { namespace: "", pod: "", container: String::new(), node: node.to_owned() };
     let response = place.send(server, Method::GET, uri, HeaderMap::new()).await?;
@@ -76,7 +76,7 @@ pub(crate) async fn read(server: &Inner, node: &str, uri: &str) -> Result<Bytes,
     Ok(body.map_err(|error| place.unreachable(&error))?.to_bytes())
 }
 
-/// `pods/log`.
+/// Serves `pods/log`.
 pub(crate) async fn log(
     server: &Arc<Inner>,
     path: ResourcePath<'_>,
@@ -87,7 +87,7 @@ pub(crate) async fn log(
         check_log_number(place.pod, name, query)?;
     }
     if place.node.is_empty() {
-        // Nothing has run, so nothing has been said.
+        // The pod has not run, so its log is empty.
         let mut response = Response::new(Empty::new().boxed_unsync());
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
@@ -113,7 +113,8 @@ pub(crate) async fn log(
     Ok(response)
 }
 
-/// `pods/exec`, `pods/attach` and `pods/portforward`: joins the client's WebSocket to the node's.
+/// Serves `pods/exec`, `pods/attach` and `pods/portforward`: joins the client's WebSocket to the
+/// node's.
 pub(crate) async fn stream(
     server: &Arc<Inner>,
     parts: &mut request::Parts,
@@ -128,7 +129,7 @@ pub(crate) async fn stream(
     let upgrade = parts.headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     let websocket = upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"));
     if upgrade.is_some_and(|upgrade| upgrade.starts_with("SPDY/")) {
-        // What kubectl falls back to when the node has refused the WebSocket.
+        // kubectl falls back to SPDY after the node has refused the WebSocket.
         return Err(ApiError::unavailable(format!(
             "{what} is offered over WebSocket only, where the pod's node has it, and not over SPDY"
         )));
@@ -164,12 +165,12 @@ fn check_log_number(pod: &str, name: &str, query: &Query) -> Result<(), ApiError
     Err(ApiError::invalid(subject, vec![FieldError::invalid(name, number, detail)]))
 }
 
-/// `pods/proxy`: the server is in no network that pods are in.
+/// Refuses `pods/proxy`: the server has no access to pod networks.
 pub(crate) fn no_proxy() -> ApiError {
     ApiError::unavailable("this server has no way into the network of pods; use port-forward instead")
 }
 
-/// Copies both ways until either side is done.
+/// Copies in both directions until one side ends.
 async fn splice(client: OnUpgrade, node: OnUpgrade) {
     let joined = async {
         let (client, node) = tokio::try_join!(client, node)?;
@@ -203,7 +204,7 @@ impl<'a> Place<'a> {
             object.ok_or_else(|| ApiError::not_found(Subject { group: "", kind: "pods", name: pod }))?;
         let value = object.value();
         let container = match path.subresource {
-            // A port belongs to the pod as a whole.
+            // A port belongs to the whole pod.
             Some("portforward") => String::new(),
             _ => choose_container(&value, pod, query.text("container"))?,
         };
@@ -216,7 +217,7 @@ impl<'a> Place<'a> {
         self.uri("containerLogs", passed)
     }
 
-    /// The kubelet has its own names for the streams.
+    /// Returns the path and query for the kubelet, which has other names for the streams.
     fn stream_uri(&self, what: &str, query: &Query) -> String {
         if what == "portforward" {
             let ports: Vec<_> = query.all("ports").map(|port| format!("port={}", encode(port))).collect();
@@ -259,7 +260,7 @@ impl<'a> Place<'a> {
         ApiError::unavailable(format!("error dialing node {:?}: {error}", self.node))
     }
 
-    /// What the node said when it did not do as asked.
+    /// Builds the error from a node's refusal.
     async fn node_refused(&self, status: StatusCode, body: Incoming) -> ApiError {
         const LONGEST: usize = 4096;
         let text = http_body_util::Limited::new(body, LONGEST).collect().await.map(|body| body.to_bytes());

@@ -1,4 +1,4 @@
-//! OpenAPI documents: what kubectl reads before it applies, validates or explains.
+//! OpenAPI documents. kubectl reads them for `apply`, validation and `explain`.
 
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -12,12 +12,14 @@ const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// An empty document of version 2 in protobuf: `swagger`, `info` with title and version, `paths`.
 const EMPTY_VERSION_2: &[u8] = b"\x0a\x032.0\x12\x15\x0a\x0aKubernetes\x12\x07v1.36.3\x42\x00";
-/// What clients ask for, and what it is called in the answer: the first is no media type by the letter of the standard.
+/// The media type in requests and the one in the answer. The first is not valid by the letter of
+/// the standard.
 const ASKED_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 const ANSWERED_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// `/openapi/v2`: an empty document. Clients that know version 3 take everything from there; kubectl looks here, for
-/// protobuf, when it meets a kind that nobody knows, and has to find out just that.
+/// Serves `/openapi/v2`: an empty document. Clients that know version 3 take everything from there.
+/// For an unknown kind, kubectl also asks here for protobuf, and an empty document tells it that
+/// the kind does not exist.
 pub(crate) fn version_2(headers: &HeaderMap) -> Response<ResponseBody> {
     let accept = headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
     let json_will_do = accept.split(',').any(|candidate| {
@@ -38,7 +40,7 @@ pub(crate) fn version_2(headers: &HeaderMap) -> Response<ResponseBody> {
     }
 }
 
-/// `/openapi/v3`: where each group version's document is.
+/// Serves `/openapi/v3`: the list of all documents.
 pub(crate) fn index(registry: &Registry) -> Response<ResponseBody> {
     let mut paths = Map::new();
     for (group, _) in registry.groups() {
@@ -49,7 +51,7 @@ pub(crate) fn index(registry: &Registry) -> Response<ResponseBody> {
         }
     }
     let body = bytes::Bytes::from(json!({"paths": paths}).to_string());
-    // JSON all the same; this is the type that the real server sends.
+    // kube-apiserver sends this type for its JSON.
     respond::bytes(StatusCode::OK, "text/plain; charset=utf-8", body)
 }
 
@@ -57,7 +59,8 @@ fn prefix(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
 
-/// `/openapi/v3/apis/{group}/{version}`. Built on demand: it is asked for rarely and would be large to keep.
+/// Serves `/openapi/v3/apis/{group}/{version}`. Built on demand: requests are rare and the document
+/// is large.
 pub(crate) fn group(registry: &Registry, group: &str, version: &str) -> Option<Response<ResponseBody>> {
     let (_, definitions) = registry.groups().find(|(name, _)| *name == group)?;
     let builtin = kinds::builtin_schemas();
@@ -80,7 +83,7 @@ pub(crate) fn group(registry: &Registry, group: &str, version: &str) -> Option<R
     Some(respond::json(StatusCode::OK, &document))
 }
 
-/// Adds the schema of a kind and everything it refers to; returns its name.
+/// Adds the schema of a kind and all schemas that it refers to. Returns its name.
 fn add_schema(
     definition: &Definition,
     version: &Version,

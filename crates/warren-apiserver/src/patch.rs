@@ -1,4 +1,4 @@
-//! The patch formats: what turns a current object and a patch body into the object to write.
+//! Patch formats: computes the object to write from the current object and a patch body.
 
 use json_patch::PatchOperation;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::status::ApiError;
 mod json;
 mod strategic;
 
-/// The formats by content type.
+/// The format, given by the content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Json,
@@ -19,8 +19,8 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The format of a content type, as far as a kind supports it: strategic merge needs to know the Go types, which
-    /// custom resources have none of.
+    /// Returns the format of a content type, if the kind supports it. Custom resources have no Go
+    /// types and so no strategic merge.
     pub fn from_content_type(content_type: &str, custom: bool) -> Result<Format, ApiError> {
         match content_type {
             "application/json-patch+json" => Ok(Format::Json),
@@ -35,17 +35,16 @@ impl Format {
     }
 }
 
-/// A patch that was read from a request body.
 #[derive(Debug)]
 pub(crate) enum Patch {
     Json {
         patch: json_patch::Patch,
-        /// Members of operations that mean nothing.
+        /// Unknown members of operations, for warnings.
         unknown: Vec<String>,
     },
     Merge(Value),
     Strategic(Value),
-    /// What a manager wants to own. It is not a change to make to an object: `managed_fields` works out which one is.
+    /// The configuration of an apply. `managed_fields` computes the resulting change.
     Apply(Value),
 }
 
@@ -76,7 +75,8 @@ impl Patch {
         })
     }
 
-    /// Whether the patch may read or change `metadata.managedFields`. Any other patch comes to the same without them.
+    /// Returns true if the patch may read or change `metadata.managedFields`. Any other patch has
+    /// the same result without them.
     pub fn may_touch_managers(&self) -> bool {
         match self {
             Patch::Json { patch, .. } => patch.0.iter().any(|operation| {
@@ -87,7 +87,8 @@ impl Patch {
                 };
                 leads_to_managers(operation.path().as_str()) || from.is_some_and(leads_to_managers)
             }),
-            // What is no object replaces everything, and so may a directive of a strategic merge.
+            // A patch that is no object replaces everything. A strategic merge directive may do so
+            // too.
             Patch::Merge(patch) | Patch::Strategic(patch) => names(patch, |name, below| match name {
                 "metadata" => names(below, |name, _| name == "managedFields"),
                 _ => false,
@@ -114,14 +115,14 @@ impl Patch {
     }
 }
 
-/// Whether a merge patch is no object, or names such a field or a directive.
+/// Returns true if a merge patch is no object, or if `is_such` holds for one of its fields.
 fn names(patch: &Value, is_such: impl Fn(&str, &Value) -> bool) -> bool {
     patch
         .as_object()
         .is_none_or(|patch| patch.iter().any(|(name, below)| name.starts_with('$') || is_such(name, below)))
 }
 
-/// Whether a JSON pointer leads to `metadata.managedFields`, into them or to what they are in.
+/// Returns true if a JSON pointer leads to `metadata.managedFields`, into it or to a parent of it.
 fn leads_to_managers(path: &str) -> bool {
     match path.strip_prefix("/metadata") {
         None => path.is_empty(),
@@ -144,7 +145,7 @@ fn unknown_members(operations: &Value) -> Vec<String> {
 fn parse_configuration(body: &[u8]) -> Result<Value, ApiError> {
     let undecodable = |cause: String| ApiError::bad_request(format!("error decoding YAML: {cause}"));
     let text = std::str::from_utf8(body).map_err(|error| undecodable(error.to_string()))?;
-    // JSON is YAML, but its own reader is faster and most clients send it.
+    // JSON is YAML, but the JSON parser is faster and most clients send JSON.
     let value: Value = match serde_json::from_str(text) {
         Ok(value) => value,
         Err(_) => crate::limits::read_yaml(text).map_err(undecodable)?,
@@ -174,7 +175,8 @@ mod tests {
         })
     }
 
-    /// The outcome of a patch on the whole object, and on the object without its managers with those put back.
+    /// Patches the whole object, and also the object without its managers, which are put back
+    /// afterwards. Returns both results.
     fn both_ways(format: Format, patch: &Value) -> (bool, Option<Value>, Option<Value>) {
         let patch = Patch::parse(format, patch.to_string().as_bytes()).unwrap();
         let schema = Schema::default();

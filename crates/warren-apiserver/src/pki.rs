@@ -1,4 +1,4 @@
-//! The server's certificates: made once, kept in the data directory.
+//! The server's certificates. They are created once and kept in the data directory.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -21,45 +21,47 @@ use thiserror::Error;
 
 use crate::access::{Accounts, SigningKey, SigningKeyError};
 
-/// How long certificates are good for. Serving and admin certificates are made again after half of it.
+/// The validity of certificates. Serving and admin certificates are replaced after half of it.
 const YEARS: i32 = 10;
 
-/// Why there are no usable certificates.
+/// An error with the certificates.
 #[derive(Debug, Error)]
 pub enum PkiError {
     /// A file could not be read or written.
     #[error("{action} {}", path.display())]
     File {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// On which file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A certificate could not be made.
+    /// A certificate could not be created.
     #[error("make a certificate")]
     Certificate(#[from] rcgen::Error),
-    /// The files hold something that TLS cannot use.
+    /// TLS does not accept the contents of the files.
     #[error("use the certificates in {}", directory.display())]
     Unusable {
-        /// Where they are.
+        /// The directory with the files.
         directory: PathBuf,
-        /// What TLS says.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// A directory with a certificate authority, a serving certificate, an admin certificate and an admin token.
+/// A directory with a certificate authority, a serving certificate, an admin certificate and an
+/// admin token.
 #[derive(Debug, Clone)]
 pub struct Pki {
     directory: PathBuf,
 }
 
 impl Pki {
-    /// Opens the directory, making what is missing. After a crash half-way, the next call makes the rest.
+    /// Opens the directory and creates missing files. After a crash part-way, the next call creates
+    /// the rest.
     pub fn open(directory: &Path, hosts: &[String], now: Timestamp) -> Result<Pki, PkiError> {
         let pki = Pki { directory: directory.to_owned() };
         fs::DirBuilder::new()
@@ -82,7 +84,8 @@ impl Pki {
         serving.distinguished_name = name(&[(DnType::CommonName, "warren-apiserver")]);
         serving.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         serving.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        // A changed list of hosts needs another certificate; the list is kept beside it to notice.
+        // A changed list of hosts needs a new certificate. The list is stored beside it to detect
+        // this.
         let hosts = hosts.join("\n");
         let same_hosts = pki.read("serving.hosts")?.is_some_and(|known| known == hosts);
         pki.certificate("serving", serving, &issuer, same_hosts, now)?;
@@ -104,12 +107,12 @@ impl Pki {
         Ok(pki)
     }
 
-    /// The bearer token of the administrator, for clients that cannot present a certificate.
+    /// Returns the administrator's bearer token, for clients that cannot present a certificate.
     pub fn admin_token(&self) -> Result<String, PkiError> {
         self.required("admin.token")
     }
 
-    /// What service accounts' tokens are signed with, and the authority that clients in pods trust.
+    /// Returns the key for service-account tokens, with the authority that clients in pods trust.
     pub fn accounts(&self) -> Result<Accounts, PkiError> {
         let unusable = |source: SigningKeyError| PkiError::Unusable {
             directory: self.directory.clone(),
@@ -119,8 +122,9 @@ impl Pki {
         Ok(Accounts::new(key, self.required("ca.crt")?))
     }
 
-    /// The TLS side of a listener: presents the serving certificate and accepts client certificates of the
-    /// authority. A client without one still connects, and has to bring a token.
+    /// Returns the TLS configuration of a listener. It presents the serving certificate and accepts
+    /// client certificates of the authority. A client without a certificate can connect, but needs
+    /// a token.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let unusable = |source: Box<dyn std::error::Error + Send + Sync>| PkiError::Unusable {
             directory: self.directory.clone(),
@@ -151,7 +155,7 @@ impl Pki {
         Ok(Arc::new(config))
     }
 
-    /// A kubeconfig for the administrator, as JSON, which is also YAML.
+    /// Returns a kubeconfig for the administrator as JSON, which is valid YAML.
     pub fn kubeconfig(&self, server: &str) -> Result<String, PkiError> {
         let encoded = |name: &str| Ok::<_, PkiError>(STANDARD.encode(self.required(name)?));
         let config = json!({
@@ -188,7 +192,8 @@ impl Pki {
         self.write(&file, params.signed_by(&key, issuer)?.pem().as_bytes())
     }
 
-    /// The file's age tells: it is written when the certificate is made, and never touched again.
+    /// Returns true if half of the validity has passed. The file's modification time is when the
+    /// certificate was created.
     fn is_half_spent(&self, file: &str, now: Timestamp) -> bool {
         let modified = fs::metadata(self.directory.join(file)).and_then(|metadata| metadata.modified());
         let made = modified.ok().and_then(|modified| Timestamp::try_from(modified).ok());
@@ -231,7 +236,7 @@ impl Pki {
     }
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Writes a file atomically. Only its owner may read it.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -252,7 +257,7 @@ fn name(parts: &[(DnType, &str)]) -> DistinguishedName {
 }
 
 fn set_validity(params: &mut CertificateParams, now: Timestamp) {
-    // From yesterday, for clients whose clock is behind.
+    // Begin yesterday, for clients whose clock is behind.
     let start = now.to_zoned(TimeZone::UTC).date().saturating_sub(1.day());
     let day = |year: i16, month: i8, day: i8| {
         rcgen::date_time_ymd(year.into(), month.unsigned_abs(), day.unsigned_abs())

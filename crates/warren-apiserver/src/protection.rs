@@ -1,5 +1,5 @@
-//! Keeps volume claims that pods use: a claim has a finalizer from the start, and loses it when it is deleted and no pod
-//! needs it any more. On a real cluster a controller does this.
+//! Protection of volume claims in use. Every claim gets a finalizer at creation. It is removed once
+//! the claim is deleted and no pod uses it. On a real cluster a controller does this.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use warren_store::{Filter, Key, ListRequest, Object, WatchFrom};
 use crate::collect::release;
 use crate::server::Inner;
 
-/// What holds a claim.
+/// The finalizer of claims.
 pub(crate) const FINALIZER: &str = "kubernetes.io/pvc-protection";
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// Lets deleted claims go, until the server stops.
+/// Releases deleted claims until the server stops.
 pub(crate) async fn release_unused_claims(server: Arc<Inner>) {
     let (claims, pods): (Arc<str>, Arc<str>) = (CLAIMS.into(), "pods".into());
     loop {
@@ -28,7 +28,7 @@ pub(crate) async fn release_unused_claims(server: Arc<Inner>) {
             tokio::select! {
                 change = claim_watch.next() => match change {
                     Some(change) => consider(&server, &change.object).await,
-                    // Cut off for being slow: begin again.
+                    // The watch was cut off because it fell behind: start again.
                     None => break,
                 },
                 change = pod_watch.next() => match change {
@@ -60,8 +60,8 @@ async fn consider(server: &Inner, claim: &Object) {
     }
 }
 
-/// A pod that has ended or gone may have been the last to need its claims. Pods without claims, nearly all, cost a search
-/// through their bytes.
+/// Checks the claims of a pod that has ended or is gone, since it may have been the last user.
+/// Nearly all pods have no claims; for them this costs a search through their bytes.
 async fn consider_claims_of(server: &Inner, pod: &Object) {
     const MARK: &[u8] = b"\"persistentVolumeClaim\"";
     if !pod.body.windows(MARK.len()).any(|window| window == MARK) {

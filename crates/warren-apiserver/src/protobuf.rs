@@ -1,6 +1,6 @@
-//! Request bodies in Kubernetes' protobuf encoding, which kubectl uses for the objects it makes itself (`kubectl create
-//! namespace`). They are turned into the JSON that the rest of the server works on, by a table of field numbers.
-//! Answers are always JSON, which such clients accept as well.
+//! Decoding of Kubernetes' protobuf. kubectl uses it for objects that it creates itself (`kubectl
+//! create namespace`). Bodies are converted to JSON with a table of field numbers. Answers are
+//! always JSON, which such clients accept too.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -11,14 +11,15 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// Message name, then one indented line per field: number, JSON name, flags, type. Flags: `r` repeated, `m` map, `p`
-/// a pointer (so that zero differs from absent), `n` its fields belong to the surrounding object. Types: `s` string,
-/// `b` bytes, `t` bool, `i` integer, `d` double, or a message. `schemas/generate.py` makes it.
+/// The table of messages: each message's name, then one indented line per field with number, JSON
+/// name, flags and type. Flags: `r` repeated, `m` map, `p` pointer (zero differs from absent), `n`
+/// inlined into the surrounding object. Types: `s` string, `b` bytes, `t` bool, `i` integer, `d`
+/// double, or a message. `schemas/generate.py` makes the file.
 const TABLE: &str = include_str!("../schemas/builtin.fields");
 
-/// What every encoded object begins with.
+/// The first bytes of every encoded object.
 const MAGIC: &[u8] = b"k8s\0";
-/// Nesting that no real object reaches.
+/// The maximum nesting. No real object reaches it.
 const DEEPEST: usize = 32;
 
 const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
@@ -27,7 +28,6 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
 const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
 
-/// Why a body could not be read.
 #[derive(Debug, Error, PartialEq)]
 pub(crate) enum ProtobufError {
     #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]
@@ -80,7 +80,7 @@ static MESSAGES: LazyLock<HashMap<&'static str, Message>> = LazyLock::new(|| {
     messages
 });
 
-/// Decodes a whole body: the envelope with `apiVersion` and `kind`, and the message in it.
+/// Decodes a whole body: the envelope with `apiVersion` and `kind`, and the message inside.
 pub(crate) fn decode(message: &str, body: &[u8]) -> Result<Value, ProtobufError> {
     let envelope = body.strip_prefix(MAGIC).ok_or(ProtobufError::NotKubernetes)?;
     let (mut object, mut raw) = (Map::new(), &[][..]);
@@ -114,7 +114,7 @@ fn read_message(
     let fields = MESSAGES.get(message).ok_or_else(|| ProtobufError::Unknown(message.to_owned()))?;
     for entry in Entries(bytes) {
         let (number, wire) = entry?;
-        // A field from a newer release than this table is dropped, as an unknown JSON field would be.
+        // Drop a field of a newer release, like an unknown JSON field.
         let Some(field) = fields.get(&number) else { continue };
         if field.inline {
             let Wire::Bytes(bytes) = wire else { return Err(ProtobufError::WireType) };
@@ -141,7 +141,7 @@ fn read_message(
     Ok(())
 }
 
-/// What JSON would have left out.
+/// Returns true for a value that JSON would leave out.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -211,7 +211,7 @@ fn time(bytes: &[u8], format: &str) -> Result<Value, ProtobufError> {
             _ => {}
         }
     }
-    // No seconds at all is how an unset time looks.
+    // A missing number of seconds means that the time is not set.
     let moment = seconds.and_then(|seconds| Timestamp::new(seconds, nanoseconds).ok());
     Ok(moment.map_or(Value::Null, |moment| moment.strftime(format).to_string().into()))
 }
@@ -229,13 +229,13 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, ProtobufError> {
     Ok(if is_text { text } else { number.into() })
 }
 
-/// A value as it is on the wire.
+/// A value in wire format.
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in order.
+/// Iterates over the fields of a message.
 struct Entries<'a>(&'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -318,7 +318,7 @@ mod tests {
         });
         assert_eq!(decode("io.k8s.api.core.v1.ConfigMap", &body), Ok(expected));
         for end in 0..body.len() {
-            // Cut short anywhere, it is refused or reads as less, and never panics.
+            // A truncated body is refused or decodes to less. It must never cause a panic.
             let _ = decode("io.k8s.api.core.v1.ConfigMap", &body[..end]);
         }
         assert_eq!(decode("io.k8s.api.core.v1.ConfigMap", b"{}"), Err(ProtobufError::NotKubernetes));
@@ -333,7 +333,7 @@ mod tests {
                 assert!(known, "{name}.{} is a {}", field.name, field.type_);
             }
         }
-        // What nodes are asked for is never sent here.
+        // Clients never send objects of measured kinds.
         let sent =
             |definition: &Definition| !definition.group.contains("apiext") && !definition.behaviour.measured;
         for definition in crate::kinds::definitions().iter().filter(|definition| sent(definition)) {

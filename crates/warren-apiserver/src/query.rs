@@ -23,23 +23,23 @@ impl Query {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The parameters in the form in which they came.
+    /// Formats the parameters as a query string.
     pub fn to_text(&self) -> String {
         let pairs = self.0.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
         pairs.collect::<Vec<_>>().join("&")
     }
 
-    /// A parameter that is set to something.
+    /// Returns the value of a parameter unless it is empty.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|value| !value.is_empty())
     }
 
-    /// Whether a boolean parameter is present and true.
+    /// Returns true if a boolean parameter is present and true.
     pub fn is_on(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| matches!(value, "" | "1" | "t" | "T" | "true" | "TRUE" | "True"))
     }
 
-    /// Every value of a parameter that may repeat.
+    /// Returns every value of a repeatable parameter.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -67,7 +67,7 @@ pub(crate) fn encode(text: &str) -> String {
     out
 }
 
-/// Percent-decodes; what is not valid UTF-8 afterwards is replaced, since no name contains it.
+/// Decodes percent-encoding. Invalid UTF-8 is replaced; no name contains the replacement character.
 pub(crate) fn decode(text: &str, plus_is_space: bool) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -1,14 +1,15 @@
-//! Which resources are served, under which paths.
+//! The registry of served resources, looked up by path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::definition::{Definition, Target};
 
-/// Everything that is served at one moment. Replaced as a whole when a definition comes, changes or goes.
+/// All resources that are served at one moment. It is replaced as a whole when a definition
+/// changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Registry {
-    /// By group, in the order of discovery; within a group by plural.
+    /// By group, in the order of discovery, then by plural.
     groups: BTreeMap<Box<str>, BTreeMap<Box<str>, Arc<Definition>>>,
     by_resource: HashMap<Arc<str>, Arc<Definition>>,
 }
@@ -23,7 +24,8 @@ impl Registry {
     }
 
     pub fn insert(&mut self, definition: Arc<Definition>) {
-        // The core form of events comes first in the table and stays the one that storage names lead to.
+        // Events have two rows. The core form comes first, and the storage name keeps leading to
+        // it.
         self.by_resource
             .entry(Arc::clone(&definition.resource))
             .and_modify(|known| {
@@ -48,7 +50,7 @@ impl Registry {
         }
     }
 
-    /// The definition under which a stored resource is handled.
+    /// Returns the definition that handles a stored resource.
     pub fn by_resource(&self, resource: &str) -> Option<&Arc<Definition>> {
         self.by_resource.get(resource)
     }
@@ -57,19 +59,19 @@ impl Registry {
         Target::new(self.groups.get(group)?.get(plural)?, version)
     }
 
-    /// Whether a group holds kinds of the built-in table.
+    /// Returns true if a group has kinds of the built-in table.
     pub fn is_builtin(&self, group: &str) -> bool {
         self.groups
             .get(group)
             .is_some_and(|definitions| definitions.values().any(|definition| !definition.custom))
     }
 
-    /// The groups and their resources; the core group is the one with the empty name.
+    /// Returns the groups and their resources. The core group has an empty name.
     pub fn groups(&self) -> impl Iterator<Item = (&str, Vec<&Arc<Definition>>)> {
         self.groups.iter().map(|(name, definitions)| (&**name, definitions.values().collect()))
     }
 
-    /// The versions that a group serves, preferred first.
+    /// Returns the versions that a group serves, preferred first.
     pub fn versions(&self, group: &str) -> Vec<&str> {
         let definitions = self.groups.get(group).into_iter().flat_map(BTreeMap::values);
         let mut versions: Vec<&str> = definitions
@@ -81,7 +83,8 @@ impl Registry {
     }
 }
 
-/// Kubernetes' order of versions: stable before beta before alpha, higher numbers first, anything else last.
+/// Returns the rank of a version in Kubernetes' order: stable, beta, alpha, then other names;
+/// higher numbers first.
 fn priority(version: &str) -> (u8, u64, u64) {
     let parse = || {
         let rest = version.strip_prefix('v')?;

@@ -1,4 +1,4 @@
-//! Turning objects into responses: plain, as a table, or as metadata only.
+//! Conversion of objects into responses: in full, as a table, or as metadata only.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Representation {
     Object,
-    /// Objects without `managedFields`, for those who asked in process.
+    /// Objects without `managedFields`, for in-process clients that ask for it.
     Unmanaged,
-    /// `as=Table`, with what each row carries.
+    /// `as=Table`, with the contents of each row's object.
     Table(RowObject),
     /// `as=PartialObjectMetadata` and its list.
     Metadata,
@@ -41,7 +41,7 @@ pub(crate) enum RowObject {
 }
 
 impl Representation {
-    /// Reads the `Accept` header: the first form that is offered here.
+    /// Parses the `Accept` header. Returns the first form that this server offers.
     pub fn negotiate(headers: &HeaderMap, query: &Query, is_list: bool) -> Result<Representation, ApiError> {
         let accept = accepted(headers);
         let media_type = |candidate: &str| candidate.split(';').next().unwrap_or_default().trim().to_owned();
@@ -94,7 +94,7 @@ fn accepted(headers: &HeaderMap) -> &str {
     headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*")
 }
 
-/// Whether a client prefers YAML to what everybody else takes.
+/// Returns true if the client prefers YAML to JSON.
 pub(crate) fn wants_yaml(headers: &HeaderMap) -> bool {
     let media_type = |candidate: &str| candidate.split(';').next().unwrap_or_default().trim().to_owned();
     let mut types = accepted(headers).split(',').map(media_type);
@@ -102,7 +102,7 @@ pub(crate) fn wants_yaml(headers: &HeaderMap) -> bool {
     known.is_some_and(|known| known == "application/yaml")
 }
 
-/// The same answer as YAML. Streams stay as they are.
+/// Converts a JSON answer to YAML. Streams are not changed.
 pub(crate) async fn into_yaml(response: Response<ResponseBody>) -> Response<ResponseBody> {
     let is_json =
         response.headers().get(header::CONTENT_TYPE).is_some_and(|known| known == "application/json");
@@ -119,7 +119,7 @@ pub(crate) async fn into_yaml(response: Response<ResponseBody>) -> Response<Resp
     Response::from_parts(parts, Full::new(Bytes::from(crate::yaml::write(&tree))).boxed_unsync())
 }
 
-/// A response with a JSON tree.
+/// Builds a response from a JSON value.
 pub(crate) fn json(code: StatusCode, body: &Value) -> Response<ResponseBody> {
     bytes(code, "application/json", Bytes::from(body.to_string()))
 }
@@ -139,7 +139,7 @@ pub(crate) fn error(error: &ApiError) -> Response<ResponseBody> {
     response
 }
 
-/// The body of one object in the version that was asked for.
+/// Returns the body of an object in the requested version.
 pub(crate) fn object_bytes(target: &Target, object: &Object) -> Bytes {
     match target.serves_as_stored() {
         true => object.body.clone(),
@@ -147,7 +147,7 @@ pub(crate) fn object_bytes(target: &Target, object: &Object) -> Bytes {
     }
 }
 
-/// The same without `metadata.managedFields`, which those who ask in process never look at.
+/// Returns the body of an object without `metadata.managedFields`.
 fn unmanaged_bytes(target: &Target, object: &Object) -> Bytes {
     match target.serves_as_stored() {
         true => object.unmanaged(),
@@ -160,12 +160,13 @@ fn converted(target: &Target, mut value: Value) -> Bytes {
     Bytes::from(value.to_string())
 }
 
-/// The body of one object as it stands in a list. A list of a built-in kind says kind and version once, for all of them.
+/// Returns the body of an object as an item of a list. Items of built-in kinds omit `kind` and
+/// `apiVersion`, which the list gives once.
 fn item_bytes(target: &Target, body: Bytes) -> Bytes {
     if target.definition.custom {
         return body;
     }
-    // The way every decoded object is written; anything else takes the longer way.
+    // Decoding puts these two fields first, so the prefix can be cut off. Other bodies are parsed.
     let (kind, api_version) = (&target.definition.kind, &target.version().api_version);
     let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
     if body.starts_with(head.as_bytes()) {
@@ -182,7 +183,7 @@ fn item_bytes(target: &Target, body: Bytes) -> Bytes {
     Bytes::from(value.to_string())
 }
 
-/// One object, as one part of whatever the client asked for (also inside watch events).
+/// Returns one object in the requested representation. Also used for watch events.
 pub(crate) fn represent(
     target: &Target,
     object: &Object,
@@ -217,7 +218,7 @@ pub(crate) fn object(
     response
 }
 
-/// An object that is not stored, such as the outcome of a dry run.
+/// Answers with an object that is not stored, such as the result of a dry run.
 pub(crate) fn value(
     code: StatusCode,
     target: &Target,
@@ -235,7 +236,7 @@ pub(crate) fn value(
     json(code, &body)
 }
 
-/// A list. Bodies are copied once, from the store's bytes into the response.
+/// Answers with a list. Bodies are copied once, from the store's bytes into the response.
 pub(crate) fn list(
     target: &Target,
     list: &List,
@@ -247,7 +248,7 @@ pub(crate) fn list(
     if target.definition.custom
         && matches!(representation, Representation::Object | Representation::Unmanaged)
     {
-        // Lists of custom resources have this field even where there is nothing to continue.
+        // Lists of custom resources have this field even without a next page.
         metadata["continue"] = "".into();
     }
     if let Some(token) = continue_token {
@@ -289,7 +290,7 @@ pub(crate) fn list(
     bytes(StatusCode::OK, "application/json", body.freeze())
 }
 
-/// The `Status` that answers a completed deletion of most kinds.
+/// Builds the `Status` that answers a completed deletion of most kinds.
 pub(crate) fn deleted(target: &Target, object: &Arc<Object>) -> Response<ResponseBody> {
     let mut details = json!({"name": &*object.key.name});
     if !target.definition.group.is_empty() {

@@ -1,9 +1,9 @@
-//! What a request path names.
+//! Parsing of request paths.
 
 /// A parsed path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Route<'a> {
-    /// `/healthz`, `/livez`, `/readyz` and what is below them.
+    /// `/healthz`, `/livez`, `/readyz` and the paths below them.
     Health,
     Version,
     /// `/metrics`
@@ -30,7 +30,7 @@ pub(crate) enum Route<'a> {
         version: &'a str,
     },
     Resource(ResourcePath<'a>),
-    /// Deeper than any subresource.
+    /// More segments than any subresource has.
     TooDeep {
         group: &'a str,
     },
@@ -42,12 +42,12 @@ pub(crate) enum Route<'a> {
 pub(crate) struct ResourcePath<'a> {
     pub group: &'a str,
     pub version: &'a str,
-    /// Set only where the path has one.
+    /// The namespace, if the path has one.
     pub namespace: Option<&'a str>,
     pub plural: &'a str,
     pub name: Option<&'a str>,
     pub subresource: Option<&'a str>,
-    /// Whether the path asks for a watch: `/api/v1/watch/…`.
+    /// True if the path asks for a watch: `/api/v1/watch/…`.
     pub watch: bool,
 }
 
@@ -82,7 +82,8 @@ fn resource<'a>(group: &'a str, version: &'a str, rest: &[&'a str]) -> Route<'a>
         Route::Resource(ResourcePath { group, version, namespace, plural, name, subresource, watch })
     };
     match *rest {
-        // A namespace is itself an object of the core group; one segment more is a subresource of it only for these.
+        // A namespace is an object of the core group. Only these further segments are its
+        // subresources; others are resources in it.
         ["namespaces", name, subresource @ ("status" | "finalize")] if group.is_empty() => {
             path(None, "namespaces", Some(name), Some(subresource))
         }
@@ -95,7 +96,7 @@ fn resource<'a>(group: &'a str, version: &'a str, rest: &[&'a str]) -> Route<'a>
         [plural] => path(None, plural, None, None),
         [plural, name] => path(None, plural, Some(name), None),
         [plural, name, subresource] => path(None, plural, Some(name), Some(subresource)),
-        // What is behind it is for the node to understand.
+        // The node interprets the rest of the path.
         ["nodes", name, "proxy", ..] if group.is_empty() => path(None, "nodes", Some(name), Some("proxy")),
         _ => Route::TooDeep { group },
     }

@@ -1,6 +1,6 @@
-//! Structural schemas, compiled small: what prunes, defaults and validates custom resources, and what prunes and
-//! type-checks the built-in kinds. Descriptions are not kept, and named types are shared, because a schema with a
-//! whole pod in it would otherwise dominate the daemon's memory.
+//! Structural schemas in compiled form. They prune, default and validate custom resources, and
+//! prune and type-check built-in kinds. To save memory, descriptions are dropped and named types
+//! are shared: a schema may contain a whole pod.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,24 +34,24 @@ pub(crate) struct Schema {
     pub nullable: bool,
     pub int_or_string: bool,
     pub format: Format,
-    /// A resource quantity, which is text with rules of its own.
+    /// True for a resource quantity, a string with its own syntax.
     pub quantity: bool,
     pub embedded_resource: bool,
-    /// Unknown fields stay: said so by the schema, or a schema that says nothing at all.
+    /// True if unknown fields are kept: the schema says so, or is empty.
     pub preserve_unknown: bool,
     pub list: ListShape,
     /// `x-kubernetes-map-type: atomic`: the object is owned as a whole.
     pub atomic_map: bool,
-    /// `x-kubernetes-patch-merge-key`: how a strategic merge patch finds list entries.
+    /// `x-kubernetes-patch-merge-key`: the key by which a strategic merge patch finds list entries.
     pub merge_key: Option<Box<str>>,
-    /// `x-kubernetes-patch-strategy` contains `merge`.
+    /// True if `x-kubernetes-patch-strategy` contains `merge`.
     pub merges: bool,
     pub default: Option<Box<Value>>,
     pub limits: Option<Box<Limits>>,
     pub rules: Option<Box<rules::Rules>>,
-    /// Whether this node or one below has a default, so that defaulting skips whole subtrees.
+    /// True if this node or one below has a default. Defaulting skips the other subtrees.
     pub has_defaults: bool,
-    /// Whether this node or one below has rules.
+    /// True if this node or one below has rules.
     pub has_rules: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum ListShape {
     Map(Box<[Box<str>]>),
 }
 
-/// Everything that restricts a value beyond its type.
+/// Restrictions of a value beyond its type.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     pub one_of_values: Option<Vec<Value>>,
@@ -109,14 +109,14 @@ impl Type {
 }
 
 impl Schema {
-    /// The schema of a field of an object.
+    /// Returns the schema of an object's field.
     pub fn field(&self, name: &str) -> Option<&Arc<Schema>> {
         self.properties.get(name).or(self.additional.as_ref())
     }
 }
 
-/// Goes down into a field: what `visit` sees is the path of it. One text serves a whole walk, because paths are wanted
-/// only for what is wrong, and a text for every field of every object would cost more than looking at the object.
+/// Calls `visit` with the path extended by a field. One string serves the whole walk. Paths are
+/// needed only for errors, and a new string for each field would cost more than the check itself.
 pub(crate) fn in_field<T>(path: &mut String, name: &str, visit: impl FnOnce(&mut String) -> T) -> T {
     let end = path.len();
     if end > 0 {
@@ -128,7 +128,7 @@ pub(crate) fn in_field<T>(path: &mut String, name: &str, visit: impl FnOnce(&mut
     outcome
 }
 
-/// Goes down into an entry of a list.
+/// Calls `visit` with the path extended by a list index.
 pub(crate) fn in_entry<T>(path: &mut String, index: usize, visit: impl FnOnce(&mut String) -> T) -> T {
     let end = path.len();
     path.push('[');
@@ -139,12 +139,12 @@ pub(crate) fn in_entry<T>(path: &mut String, index: usize, visit: impl FnOnce(&m
     outcome
 }
 
-/// `parent.child`, or just the child at the root.
+/// Returns `parent.child`, or the child alone at the root.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// How Kubernetes names the type of a JSON value.
+/// Returns Kubernetes' name for the type of a JSON value.
 pub(crate) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,12 +1,12 @@
-//! Log lines that a client can cause as often as it likes.
+//! Rate limiting for log lines that clients can cause at will.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time between two lines about the same thing.
+/// The minimum time between two lines of one limiter.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Lets one event through in each interval and counts the others.
+/// Lets one event through per interval and counts the others.
 pub(crate) struct Seldom {
     state: Mutex<State>,
 }
@@ -21,7 +21,7 @@ impl Seldom {
         Seldom { state: Mutex::new(State { last: None, held_back: 0 }) }
     }
 
-    /// Returns how many events happened since the last line, this one included, if it is time for a line again.
+    /// Returns the number of events since the last line, this one included, if a line is due.
     pub fn is_due(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.held_back += 1;

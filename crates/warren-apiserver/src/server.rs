@@ -1,3 +1,5 @@
+//! The server: start, shutdown, and the writes that follow from other writes.
+
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use jiff::Timestamp;
@@ -22,38 +24,38 @@ use crate::{admit, collect, crd, metadata};
 
 /// The namespaces that exist from the start.
 const FIRST_NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
-/// On a definition that the program brought along: which text of it is stored, so that an unchanged one is
-/// recognised without comparing half a megabyte of schema.
+/// An annotation of embedded definitions with a hash of their text. It shows that a stored
+/// definition is current without comparing half a megabyte of schema.
 const EMBEDDED_HASH: &str = "apiserver.warren.dev/definition-hash";
-/// The config map that every namespace has, and what it says about itself.
+/// The name of the config map that every namespace has, and the text that describes it.
 const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
 const ROOT_CERTIFICATE_NOTE: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
 
-/// What an API server needs to start.
+/// The configuration of an API server.
 pub struct Config {
-    /// Where the objects are kept.
+    /// The storage of the objects.
     pub storage: Storage,
-    /// CustomResourceDefinitions to serve from the start; brought up to date if the store has older ones.
+    /// CustomResourceDefinitions to serve from the start. Older versions in the store are updated.
     pub crds: Vec<Value>,
-    /// How to reach nodes, for logs and exec.
+    /// Connects to nodes, for logs and exec.
     pub nodes: Arc<dyn NodeDialer>,
-    /// What service accounts' tokens are made with; without, with a key that lasts as long as the server.
+    /// Signs service-account tokens. If `None`, a temporary key is used.
     pub accounts: Option<Accounts>,
     /// The clock.
     pub now: fn() -> Timestamp,
-    /// What one client may take, at the listeners.
+    /// The limits of clients at the listeners.
     pub limits: Limits,
-    /// Where writes are logged, if anywhere.
+    /// The audit log, if any.
     pub audit: Option<AuditConfig>,
 }
 
-/// Why the server could not start.
+/// An error at start.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] warren_store::OpenError),
-    /// No key for service accounts' tokens.
+    /// A key for service-account tokens could not be made.
     #[error(transparent)]
     Key(#[from] SigningKeyError),
     /// The audit log could not be opened.
@@ -62,25 +64,25 @@ pub enum OpenError {
     /// The first objects could not be written.
     #[error("write the first objects")]
     FirstObjects(#[source] WriteError),
-    /// A definition that cannot be served.
+    /// A definition cannot be served.
     #[error("serve the definition {name}: {message}")]
     Definition {
-        /// The definition's name.
+        /// The name of the definition.
         name: String,
-        /// What is wrong with it.
+        /// The cause.
         message: String,
     },
 }
 
-/// A thread that the server cannot do without has died.
+/// The error for a dead thread that the server needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the thread `{thread}` died, and the server cannot go on without it")]
 pub struct ThreadEnded {
-    /// Its name.
+    /// The name of the thread.
     pub thread: &'static str,
 }
 
-/// The API server. Clones share it.
+/// The API server. Clones share its state.
 #[derive(Clone)]
 pub struct ApiServer {
     pub(crate) inner: Arc<Inner>,
@@ -101,15 +103,15 @@ pub(crate) struct Inner {
     pub metrics: OnceLock<MetricsPage>,
 }
 
-/// What `/metrics` answers: the media type, and the page whenever it is asked for.
+/// The answer of `/metrics`: its media type, and a function that renders it for each request.
 pub(crate) struct MetricsPage {
     pub media_type: &'static str,
     pub text: Box<dyn Fn() -> String + Send + Sync>,
 }
 
 impl ApiServer {
-    /// Opens the store, makes the first objects, registers the definitions and starts the garbage collector. Needs a
-    /// tokio runtime.
+    /// Opens the store, creates the initial objects, registers the definitions and starts the
+    /// garbage collector. Needs a tokio runtime.
     pub async fn open(config: Config) -> Result<ApiServer, OpenError> {
         let store = Store::open(&config.storage)?;
         let accounts = match config.accounts {
@@ -135,19 +137,20 @@ impl ApiServer {
         Ok(ApiServer { inner, tasks: Arc::new(Mutex::new(tasks)) })
     }
 
-    /// The server as a tower service, for `kube::Client::new`: every request is this user's.
+    /// Returns the server as a tower service for `kube::Client::new`. Every request is made by this
+    /// user.
     pub fn as_user(&self, identity: Identity) -> InProcess {
         InProcess::new(self.clone(), identity)
     }
 
-    /// Serves a page of metrics at `/metrics`, from whoever counts in this process; the first one to come stays. Without
-    /// one there is no such page.
+    /// Serves the metrics of this process at `/metrics`. Only the first call has an effect. Without
+    /// a call the page does not exist.
     pub fn serve_metrics(&self, media_type: &'static str, text: impl Fn() -> String + Send + Sync + 'static) {
         let _ = self.inner.metrics.set(MetricsPage { media_type, text: Box::new(text) });
     }
 
-    /// Returns when a thread has died that the server cannot do without: nothing is written, or not audited, any more. The
-    /// process has to end then; a new one goes on from what is on the disk.
+    /// Returns when a thread that the server needs has died, so that writes are no longer stored or
+    /// audited. The process must then end. The next one continues from the disk.
     pub async fn failed(&self) -> ThreadEnded {
         let audit = async {
             match &self.inner.audit {
@@ -161,12 +164,13 @@ impl ApiServer {
         }
     }
 
-    /// Ends watches and background work, and writes what is queued. Requests that come later are refused.
+    /// Ends watches and background work, and writes everything that is queued. Later requests are
+    /// refused.
     pub async fn shutdown(self) {
         self.inner.shutdown.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         for task in tasks {
-            // A task that panicked has said so already.
+            // A panic of a task has already been logged.
             let _ = task.await;
         }
         let inner = Arc::clone(&self.inner);
@@ -196,7 +200,8 @@ impl Inner {
         *current = Arc::new(next);
     }
 
-    /// Makes changes for a client. Returns once they are on the disk, unless the client is ahead of it and they are not awaited there.
+    /// Writes changes for a client. Returns once they are on disk, or earlier if the client writes
+    /// ahead of the disk.
     pub async fn write(
         &self,
         ahead: Option<&Ahead>,
@@ -209,7 +214,7 @@ impl Inner {
         }
     }
 
-    /// [`Inner::write`] of a single change.
+    /// Writes a single change, like [`Inner::write`].
     pub async fn write_one(
         &self,
         ahead: Option<&Ahead>,
@@ -220,7 +225,8 @@ impl Inner {
         self.write(ahead, vec![write], urgency).await?.pop().ok_or(WriteError::Missing(key))
     }
 
-    /// What follows at once from a write: definitions begin or cease to be served, addresses become free.
+    /// Applies the immediate consequences of a write: serves or removes definitions, releases
+    /// addresses.
     pub fn written(&self, object: &Object, previous: Option<&Object>) {
         match &*object.key.resource {
             crd::RESOURCE => self.register(&object.key),
@@ -235,8 +241,8 @@ impl Inner {
         }
     }
 
-    /// Serves a definition as it is now, or no longer. What it is now is looked up while nobody else changes the registry:
-    /// of two writes, the one that is told of last may not be the last.
+    /// Serves the current version of a definition, or stops serving it. The version is looked up
+    /// under the registry's lock, because notifications of two writes may arrive out of order.
     fn register(&self, key: &Key) {
         self.change_registry(|registry| {
             registry.remove(&key.name);
@@ -270,7 +276,7 @@ impl Inner {
         });
     }
 
-    /// Makes what must exist, in one write.
+    /// Creates the initial objects in one write.
     async fn make_first_objects(&self, definitions: Vec<Value>) -> Result<(), OpenError> {
         let now = warren_store::deletion::timestamp(self.now());
         let mut writes = Vec::new();
@@ -292,7 +298,7 @@ impl Inner {
                 writes.push(Write { key, expect: Expect::Absent, action: Action::Put(namespace.into()) });
             }
         }
-        // Also those of a store that was written before namespaces came with accounts.
+        // Include existing namespaces: older stores have no accounts in them.
         let resource = "namespaces".into();
         let filter = Filter::default();
         let request =
@@ -314,8 +320,9 @@ impl Inner {
         Ok(())
     }
 
-    /// The writes that give a namespace what comes with it, as far as it is missing: the default service account, and
-    /// the certificate that programs in its pods trust. On a real cluster controllers make them soon after.
+    /// Returns the writes that create a namespace's missing companions: the default service
+    /// account, and the certificate that programs in its pods trust. On a real cluster controllers
+    /// create them.
     pub fn namespace_writes(&self, namespace: &str, created: &str) -> Vec<Write> {
         let metadata = |name: &str| {
             json!({
@@ -347,7 +354,7 @@ impl Inner {
         writes
     }
 
-    /// The roles and bindings that every cluster has, as far as they are missing.
+    /// Returns the writes that create missing default roles and bindings.
     fn role_writes(&self, created: &str) -> Vec<Write> {
         let mut writes = Vec::new();
         for (resource, mut object) in access::first_objects() {
@@ -362,7 +369,7 @@ impl Inner {
         writes
     }
 
-    /// The write that brings a definition up to date, if it is not.
+    /// Returns the write that updates a definition, if it is out of date.
     fn definition_write(&self, mut definition: Value, now: &str) -> Result<Option<Write>, OpenError> {
         let name = metadata::text(&definition, "name").to_owned();
         if let Some(definition) = definition.as_object_mut() {
@@ -397,7 +404,8 @@ impl Inner {
     }
 }
 
-/// FNV-1a: stable between builds, and only ever compared with itself.
+/// Hashes a text with FNV-1a, which is stable between builds. It is only compared with its own
+/// results.
 fn fingerprint(text: &str) -> String {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -405,7 +413,7 @@ fn fingerprint(text: &str) -> String {
     format!("{hash:016x}")
 }
 
-/// The annotation alone, without building a tree of the whole definition.
+/// Reads the annotation without parsing the whole definition.
 fn stored_hash(body: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Envelope {

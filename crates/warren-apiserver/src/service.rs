@@ -1,4 +1,4 @@
-//! The front door: a request comes in, its path is taken apart, a response goes out.
+//! The entry point of requests: authenticate, route, dispatch, answer.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use crate::server::{ApiServer, Inner};
 use crate::status::ApiError;
 use crate::{audit, discovery, node, openapi, verbs};
 
-/// The largest body that is read, as on the real server.
+/// The maximum size of a body, as in kube-apiserver.
 const LARGEST_BODY: usize = 3 << 20;
-/// The buffer of the in-process stream that carries an upgraded connection.
+/// The buffer size of the in-process stream that carries an upgraded connection.
 const UPGRADE_BUFFER: usize = 64 << 10;
 
-/// The server for one user, in process: what `kube::Client::new` takes.
+/// The server for one user, in process. Pass it to `kube::Client::new`.
 #[derive(Clone)]
 pub struct InProcess {
     server: ApiServer,
@@ -38,17 +38,17 @@ pub struct InProcess {
     ahead: Option<Arc<Ahead>>,
 }
 
-/// Tells a client that writes ahead of the disk that it has to begin again.
+/// Reports lost writes to a client that writes ahead of the disk.
 pub struct Lost(Arc<Ahead>);
 
 impl Lost {
-    /// Returns when something that the client was told of did not reach the disk.
+    /// Returns when a write that was acknowledged to the client did not reach the disk.
     pub async fn wait(&self) {
         self.0.lost().await;
     }
 }
 
-/// An extension of requests whose answers need no `managedFields`.
+/// A request extension: the answer needs no `managedFields`.
 #[derive(Debug, Clone, Copy)]
 struct WithoutManagedFields;
 
@@ -57,15 +57,16 @@ impl InProcess {
         InProcess { server, identity: Arc::new(identity), without_managed_fields: false, ahead: None }
     }
 
-    /// Leaves `managedFields` out of every object that is handed out, for clients that never look at them. They are kept all the
-    /// same, and a write that does not mention them does not change them.
+    /// Leaves `managedFields` out of every answer, for clients that do not use them. They stay in
+    /// the store, and a write without them does not change them.
     #[must_use]
     pub fn without_managed_fields(self) -> InProcess {
         InProcess { without_managed_fields: true, ..self }
     }
 
-    /// Answers changes of objects once they are in order, ahead of the disk, for a client that keeps what it reads to itself. When one of
-    /// them is lost after all, every later write is refused, and [`Lost`] says so: the client has to begin again.
+    /// Acknowledges writes before they are on disk, for a client that keeps what it reads to
+    /// itself. If one of them is lost, every later write is refused and [`Lost`] reports it. The
+    /// client must then start again with an empty cache.
     #[must_use]
     pub fn ahead_of_the_disk(self) -> (InProcess, Lost) {
         let ahead = Arc::new(self.server.inner.store.ahead());
@@ -96,7 +97,7 @@ where
         }
         let server = Arc::clone(&self.server.inner);
         Box::pin(async move {
-            // Only hyper can make a response that upgrades, so such a request takes the way through hyper.
+            // Only hyper can create an upgraded response, so such a request goes through hyper.
             if request.headers().contains_key(header::UPGRADE) {
                 return upgrade_in_process(server, request).await;
             }
@@ -139,7 +140,7 @@ where
     let response = sender.send_request(request).await?;
     let refused = response.status() != StatusCode::SWITCHING_PROTOCOLS;
     let (parts, body) = response.into_parts();
-    // An upgraded response has no body; a refusal is a short `Status`.
+    // An upgraded response has no body. A refusal is a short `Status`.
     let body = if refused { body.collect().await?.to_bytes() } else { Bytes::new() };
     Ok(Response::from_parts(parts, http_body_util::Full::new(body).boxed_unsync()))
 }
@@ -232,7 +233,8 @@ where
     }
 }
 
-/// Who the request is carried out as, if they may. Whoever may do everything does not pay for the question.
+/// Authorizes a request and returns the user it acts as. Members of `system:masters` skip the
+/// check.
 fn permit(
     server: &Inner,
     parts: &request::Parts,
@@ -254,10 +256,10 @@ fn permit(
     Ok(identity)
 }
 
-/// What there is not in a group. Groups of built-in kinds say so with a `Status`; elsewhere the path simply does not
-/// exist.
+/// Answers a path without a resource. Groups of built-in kinds answer with a `Status`; for others
+/// the path does not exist.
 fn nothing_here(registry: &Registry, group: &str) -> Result<Response<ResponseBody>, ApiError> {
-    // The groups whose names have no dot are all Kubernetes' own, served here or not.
+    // Groups without a dot in their name belong to Kubernetes, served here or not.
     if registry.is_builtin(group) || !group.contains('.') {
         return Err(ApiError::no_such_resource());
     }
@@ -285,7 +287,7 @@ where
         return nothing_here(&registry, path.group);
     };
     drop(registry);
-    // A namespaced object has its namespace in the path; a cluster-scoped one never has.
+    // The path of a namespaced object has a namespace. That of a cluster-scoped object never has.
     let misplaced = match target.definition.namespaced {
         true => path.namespace.is_none() && path.name.is_some(),
         false => path.namespace.is_some(),
@@ -345,7 +347,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    // A length that was announced need not be tried out.
+    // Refuse by the announced length before reading.
     if body.size_hint().lower() > LARGEST_BODY as u64 {
         return Err(ApiError::too_large(LARGEST_BODY));
     }

@@ -1,18 +1,19 @@
-//! What goes wrong, in the words of the real server: every error a client sees is a `Status` object built here.
+//! Errors with kube-apiserver's messages. Every error that a client gets is a `Status` object built
+//! here.
 
 use std::fmt;
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-/// A refused request: the HTTP code and everything that its `Status` body says.
+/// A refused request: the HTTP code and the contents of its `Status` body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
     /// The HTTP status.
     pub code: StatusCode,
     /// The machine-readable reason, such as `NotFound`.
     pub reason: &'static str,
-    /// The sentence for people.
+    /// The message for people.
     pub message: String,
     details: Option<Box<Value>>,
     /// `metadata.continue` of an expired list.
@@ -28,7 +29,7 @@ pub(crate) struct Subject<'a> {
     pub name: &'a str,
 }
 
-/// For errors about the query of a list or watch.
+/// The subject of errors about the query of a list or watch.
 pub(crate) const LIST_OPTIONS: Subject<'static> =
     Subject { group: "meta.k8s.io", kind: "ListOptions", name: "" };
 
@@ -71,7 +72,7 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "NotFound", message).about(subject.details())
     }
 
-    /// A path below a known group that names no resource.
+    /// Returns the error for a path below a known group that names no resource.
     pub(crate) fn no_such_resource() -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
             .about(Map::new())
@@ -82,7 +83,7 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "AlreadyExists", message).about(subject.details())
     }
 
-    /// A name was asked for, and taken; the client may ask again for another.
+    /// Returns the error for a generated name that is taken. The client may try again.
     pub(crate) fn generated_name_taken(subject: Subject<'_>) -> ApiError {
         let mut error = ApiError::already_exists(subject);
         error.message.push_str(", the server was not able to generate a unique name for the object");
@@ -113,7 +114,7 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(subject.details())
     }
 
-    /// For a path that is no resource.
+    /// Returns the error for a forbidden path that is no resource.
     pub(crate) fn forbidden_path(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(Map::new())
     }
@@ -136,7 +137,7 @@ impl ApiError {
         let kind = Subject { kind: subject.kind, ..subject };
         let mut sentences: Vec<String> = Vec::with_capacity(errors.len());
         for sentence in errors.iter().map(FieldError::to_string) {
-            // What was found wrong twice is a cause twice and said once.
+            // A duplicate error is listed twice as a cause, but appears once in the message.
             if !sentences.contains(&sentence) {
                 sentences.push(sentence);
             }
@@ -162,7 +163,7 @@ impl ApiError {
         self
     }
 
-    /// A list at a version that has not happened yet.
+    /// Returns the error for a list at a version in the future.
     pub(crate) fn version_too_large(requested: u64, current: u64) -> ApiError {
         let mut details = Map::new();
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
@@ -184,7 +185,7 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
     }
 
-    /// Nothing that the client accepts is offered at all.
+    /// Returns the error for a request that accepts none of the offered forms.
     pub(crate) fn no_representation(of_list: bool) -> ApiError {
         let streams = match of_list {
             true => ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
@@ -205,30 +206,31 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
     }
 
-    /// A patch type that is unknown altogether.
+    /// Returns the error for an unknown patch type.
     pub(crate) fn unknown_patch_type() -> ApiError {
         let message = "415: Unsupported Media Type";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message).about(Map::new())
     }
 
-    /// A JSON patch that does not fit the object.
+    /// Returns the error for a JSON patch that does not fit the object.
     pub(crate) fn patch_does_not_apply() -> ApiError {
         let message = "the server rejected our request due to an error in our request";
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).about(Map::new())
     }
 
-    /// A new object that claims to have a version. The real server gives this one no reason.
+    /// Returns the error for a new object with a version. kube-apiserver gives no reason here.
     pub(crate) fn version_on_create() -> ApiError {
         let message = "resourceVersion should not be set on objects to be created";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// What the real server does not classify: an internal error without a reason.
+    /// Returns an internal error without a reason, for cases that kube-apiserver does not classify.
     pub(crate) fn without_reason(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// An apply that would change what others own: per owner, the fields.
+    /// Returns the error for an apply that would change fields of other managers, listed by
+    /// manager.
     pub(crate) fn apply_conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
         let fields =
             || conflicts.iter().flat_map(|(owner, fields)| fields.iter().map(move |field| (owner, field)));
@@ -252,7 +254,7 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "Conflict", message).about(details)
     }
 
-    /// A version that is no number. The real server gives this one no reason.
+    /// Returns the error for a version that is no number. kube-apiserver gives no reason here.
     pub(crate) fn malformed_version(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
@@ -261,7 +263,7 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
     }
 
-    /// Somebody asks for more than their share. The client may try again a little later.
+    /// Returns the error for a client beyond its limits. It may try again a little later.
     pub(crate) fn too_many_requests(message: impl Into<String>) -> ApiError {
         let mut details = Map::new();
         details.insert("retryAfterSeconds".to_owned(), 1.into());
@@ -272,7 +274,7 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
     }
 
-    /// The disk is full. Nothing was changed, and nothing but room helps.
+    /// Returns the error for a full disk. Nothing was changed.
     pub(crate) fn insufficient_storage(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "InternalError", message)
     }
@@ -286,7 +288,7 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
     }
 
-    /// When the client may try again.
+    /// Returns the seconds after which the client may try again.
     pub(crate) fn retry_after(&self) -> Option<i64> {
         match &self.details {
             _ if self.code == StatusCode::SERVICE_UNAVAILABLE => Some(1),
@@ -297,7 +299,7 @@ impl ApiError {
         }
     }
 
-    /// The `Status` object.
+    /// Builds the `Status` object.
     pub(crate) fn body(&self) -> Value {
         let mut metadata = Map::new();
         if let Some(token) = &self.continue_token {
@@ -321,7 +323,7 @@ impl ApiError {
     }
 }
 
-/// Why one field is unacceptable. Displays as the real server words it.
+/// An error about one field. It displays with kube-apiserver's message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FieldError {
     pub field: String,
@@ -332,7 +334,7 @@ pub(crate) struct FieldError {
 pub(crate) enum Problem {
     Required(String),
     Invalid(Value, String),
-    /// Like `Invalid`, for a value too large to repeat.
+    /// Like `Invalid`, for a value that is too large to print.
     InvalidUnshown(String),
     TypeInvalid(Value, String),
     Unsupported(Value, Vec<String>),

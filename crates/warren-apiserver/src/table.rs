@@ -1,4 +1,4 @@
-//! Tables: what `kubectl get` prints.
+//! Tables, the form that `kubectl get` prints.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::definition::{Columns, CustomColumn, Target};
 use crate::kinds::columns::{AGE, NAME, since};
 use crate::respond::RowObject;
 
-/// A `Table` of objects in their stored form.
+/// Builds a `Table` of objects in their stored form.
 pub(crate) fn table<'a>(
     target: &Target,
     objects: impl IntoIterator<Item = &'a Value>,
@@ -47,7 +47,7 @@ pub(crate) fn table<'a>(
     })
 }
 
-/// An object reduced to its metadata.
+/// Reduces an object to its metadata.
 pub(crate) fn partial_metadata(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
@@ -90,7 +90,7 @@ fn cells(columns: &Columns, object: &Value, now: Timestamp) -> Vec<Value> {
     }
 }
 
-/// A value as its column's type shows it; one of another type is left out.
+/// Formats a value for its column. A value of the wrong type is left out.
 fn cell(column: &CustomColumn, object: &Value, now: Timestamp) -> Value {
     let Some(value) = column.path.first(object) else { return Value::Null };
     match (&*column.type_, value) {

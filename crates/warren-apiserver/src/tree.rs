@@ -1,14 +1,14 @@
-//! Comparing trees that are mostly alike.
+//! Comparison of JSON trees that are mostly alike.
 
 use serde_json::{Map, Value};
 
-/// Whether two values are equal. Those that have their fields in the same order, as an object and a changed copy of it have,
-/// are compared without looking a field up by its name.
+/// Returns true if two values are equal. Fast if both have their fields in the same order, like an
+/// object and an edited copy: no field is looked up by name.
 pub(crate) fn is_equal(left: &Value, right: &Value) -> bool {
     is_identical(left, right) || left == right
 }
 
-/// Whether two values are equal and have their fields in the same order.
+/// Returns true if two values are equal and have their fields in the same order.
 pub(crate) fn is_identical(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {
@@ -24,7 +24,7 @@ pub(crate) fn is_identical(left: &Value, right: &Value) -> bool {
     }
 }
 
-/// The fields of an object, each with what another object has under the same name.
+/// Pairs each field of an object with the field of the same name in another object.
 pub(crate) fn side_by_side<'a>(
     object: &'a Map<String, Value>,
     other: Option<&'a Map<String, Value>>,

@@ -1,4 +1,4 @@
-//! The verbs: what each kind of request does to the store.
+//! The verbs: the effect of each kind of request on the store.
 
 mod create;
 mod delete;
@@ -23,7 +23,7 @@ use crate::status::ApiError;
 
 pub(crate) use delete::{DeleteOptions, remove};
 
-/// Carries out a request whose body has been read.
+/// Executes a request whose body has been read.
 pub(crate) async fn dispatch(
     server: &Inner,
     call: &Call<'_>,
@@ -67,11 +67,10 @@ pub(crate) async fn dispatch(
 }
 
 fn is_watch(call: &Call<'_>) -> bool {
-    // One object is watched by a field selector on its name; its own path is only ever read.
+    // A single object is watched by a field selector on its name. Its own path is never a watch.
     call.watch || (call.name.is_none() && call.query.is_on("watch"))
 }
 
-/// Some kinds are only read, some only created.
 fn check_verb(call: &Call<'_>, method: &Method) -> Result<(), ApiError> {
     let verb = match (method, call.name) {
         _ if call.subresource.is_some() => return Ok(()),
@@ -90,7 +89,7 @@ fn check_verb(call: &Call<'_>, method: &Method) -> Result<(), ApiError> {
     }
 }
 
-/// A subresource that the kind does not have is a path that does not exist.
+/// Checks that the kind has the subresource. If not, the path does not exist.
 fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
     let version = call.target.version();
     let known = match call.subresource {
@@ -106,14 +105,15 @@ fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
     }
 }
 
-/// Who owns what after a write that is not an apply, as the text of `managedFields`. `sent` is what the client sent as
-/// those; both objects are in stored form, and neither tree has managers in it.
+/// Returns the managers after a write that is not an apply, as the text of `managedFields`. `sent`
+/// is the client's `managedFields`. Both objects are in stored form, without managers in their
+/// trees.
 fn track(call: &Call<'_>, old: Option<&Body>, sent: Option<&Value>, new: &Value) -> Result<Bytes, ApiError> {
     let tracker = Tracker::new(call);
     if call.target.version().conversion.is_none() {
         return tracker.update(old, sent, new);
     }
-    // Fields are owned by the names they have in the form that was asked for.
+    // Fields are owned under the names of the requested version.
     let asked_for = |stored: &Value| {
         let mut object = stored.clone();
         call.target.convert_from_stored(&mut object);
@@ -123,7 +123,7 @@ fn track(call: &Call<'_>, old: Option<&Body>, sent: Option<&Value>, new: &Value)
     tracker.update(old.as_ref(), sent, &asked_for(new))
 }
 
-/// What a refused write means to the client.
+/// Converts the error of a refused write for the client.
 fn refused(call: &Call<'_>, name: &str, error: WriteError) -> ApiError {
     let subject = call.target.definition.subject(name);
     match error {

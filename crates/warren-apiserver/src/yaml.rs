@@ -1,8 +1,9 @@
-//! Answers as YAML, for clients that ask for it: block style with sorted keys, as the real server writes it.
+//! YAML output for clients that ask for it: block style with sorted keys, as kube-apiserver writes
+//! it.
 
 use serde_json::Value;
 
-/// Writes a tree. JSON is read back the same from it.
+/// Writes a JSON value. Parsing the result gives the same value.
 pub(crate) fn write(value: &Value) -> String {
     let mut out = String::new();
     node(value, 0, &mut out);
@@ -28,7 +29,7 @@ fn node(value: &Value, indent: usize, out: &mut String) {
                 let mut entry = String::new();
                 node(item, indent + 2, &mut entry);
                 match item {
-                    // The first line of the entry stands behind the dash.
+                    // The first line of the entry follows the dash.
                     Value::Object(object) if !object.is_empty() => {
                         out.push(' ');
                         out.push_str(entry.trim_start_matches(' '));
@@ -52,7 +53,7 @@ fn node(value: &Value, indent: usize, out: &mut String) {
     }
 }
 
-/// What stands behind a name.
+/// Writes the value of a key.
 fn below(child: &Value, indent: usize, out: &mut String) {
     match child {
         Value::Object(object) if !object.is_empty() => {
@@ -80,7 +81,7 @@ fn flat(value: &Value) -> String {
     }
 }
 
-/// A string, plain where nothing else could be read from it, otherwise in the quotes of JSON, which YAML shares.
+/// Writes a string: plain if it cannot be misread, otherwise in JSON's quotes, which YAML shares.
 fn text(string: &str) -> String {
     let plain_start = |c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '_' | '.' | '(' | '<');
     let plain = |c: char| !c.is_control() && c != '\u{feff}';

@@ -1,7 +1,8 @@
-//! Our API server beside kube-apiserver with etcd, both waiting for the disk on each write, under the same load in one run.
+//! Compares our API server with kube-apiserver and etcd. Both sync each write to disk and get the
+//! same load in one run.
 //!
-//! Each measurement goes first to the one and then to the other, so that whatever else the machine does falls on both. Start at
-//! [`measure`]; [`load`] holds the loads, [`report`] the table.
+//! Each measurement runs on one and then on the other, so that other activity of the machine
+//! affects both. Start at [`measure`]. [`load`] contains the loads, [`report`] the table.
 
 mod fan_out;
 mod load;
@@ -21,9 +22,9 @@ use crate::serve::Server;
 use load::Load;
 use report::{Measurement, Memory, Report};
 
-/// How many sandboxes are there while reads are measured.
+/// The number of stored sandboxes while reads are measured.
 const STORED: usize = 10_000;
-/// How many clients fill a server up.
+/// The number of clients that fill a server.
 const FILLERS: usize = 64;
 
 /// What to measure, and for how long.
@@ -51,14 +52,14 @@ pub struct Options {
 
 /// A server under measurement.
 pub struct Contender {
-    /// What the table calls it.
+    /// Its name in the table.
     name: &'static str,
     endpoint: Endpoint,
-    /// The processes that make it up.
+    /// Its processes.
     pids: Vec<u32>,
 }
 
-/// Runs everything and prints it.
+/// Runs all measurements and prints the results.
 pub async fn measure(options: &Options) -> anyhow::Result<()> {
     let control_plane = match options.ours_alone {
         true => None,
@@ -102,7 +103,8 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
     report.print(options.json)
 }
 
-/// The real one: what serves the API and what it keeps its objects in. Scheduler and controller manager are left out.
+/// Returns the real server: the processes of kube-apiserver and etcd, without scheduler and
+/// controller manager.
 async fn real_server(control_plane: &ControlPlane) -> anyhow::Result<Contender> {
     let processes = &control_plane.record().components;
     let serving =
@@ -116,7 +118,7 @@ async fn real_server(control_plane: &ControlPlane) -> anyhow::Result<Contender> 
     Ok(contender)
 }
 
-/// A sandbox as users write them; 1.2 kB when stored.
+/// Returns a sandbox as users write them. It takes 1.2 kB in the store.
 fn sandbox(name: &str) -> Bytes {
     let object = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
@@ -145,7 +147,7 @@ fn sandbox(name: &str) -> Bytes {
     Bytes::from(object.to_string())
 }
 
-/// Where the sandboxes of a namespace are.
+/// Returns the path of a namespace's sandboxes.
 fn collection(namespace: &str) -> String {
     format!("/apis/agents.x-k8s.io/v1beta1/namespaces/{namespace}/sandboxes")
 }

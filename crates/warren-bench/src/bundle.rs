@@ -1,4 +1,4 @@
-//! An OCI bundle with a static busybox, for the runtimes that are driven by hand.
+//! An OCI bundle with a static busybox, for runtimes that are called directly.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,13 +10,14 @@ use tempfile::TempDir;
 
 use crate::contender::Contender;
 
-/// A root file system with busybox, and beside it a `config.json` for each runtime, as the runtime itself proposes it.
+/// A root file system with busybox, and for each runtime a `config.json` based on the runtime's own
+/// default.
 pub struct Bundle {
     directory: TempDir,
 }
 
 impl Bundle {
-    /// Makes the root file system; `/bin/busybox` must be a static one.
+    /// Makes the root file system. `/bin/busybox` must be statically linked.
     pub fn create() -> anyhow::Result<Bundle> {
         let directory = tempfile::tempdir()?;
         let bin = directory.path().join("rootfs/bin");
@@ -29,12 +30,13 @@ impl Bundle {
         Ok(Bundle { directory })
     }
 
-    /// Where the root file system is.
+    /// Returns the path of the root file system.
     pub fn rootfs(&self) -> PathBuf {
         self.directory.path().join("rootfs")
     }
 
-    /// `RUNTIME run` of this root file system. The runtime's own default configuration is kept but for the command and the terminal.
+    /// Returns `RUNTIME run` of this root file system. The configuration is the runtime's default
+    /// with another command and without terminal.
     pub fn contender(&self, name: &'static str, runtime: &str) -> anyhow::Result<Contender> {
         let bundle = self.directory.path().join(runtime);
         fs::create_dir(&bundle)?;
@@ -52,7 +54,7 @@ impl Bundle {
     }
 }
 
-/// bubblewrap over the same root file system, with every namespace that it offers.
+/// Returns bubblewrap on the same root file system, with all namespaces that it supports.
 pub fn bubblewrap(rootfs: &Path) -> Contender {
     let rootfs = rootfs.display().to_string();
     let arguments = [

@@ -1,9 +1,10 @@
-//! Claims on a warm pool, from the create until a watch shows them Ready: on a real kube-apiserver with simulated nodes, and on the
-//! local home with real containers.
+//! Measures claims on a warm pool, from the create until a watch shows them Ready: on a real
+//! kube-apiserver with simulated nodes, and on the local home with real containers.
 //!
-//! The load is open: claims come at their time, whether or not earlier ones have been served, and are timed from then on, also while
-//! they wait for a connection to be created by. Start at [`measure`]; [`phase`] runs one load, [`arrivals`] says when claims come,
-//! [`place`] starts a home, [`report`] prints.
+//! The load is open: claims arrive at fixed times, even if earlier ones are unfinished. Each is
+//! timed from its arrival, including the wait for a free connection. Start at [`measure`].
+//! [`phase`] runs one load, [`arrivals`] computes the times of claims, [`place`] starts a home,
+//! [`report`] prints.
 
 mod arrivals;
 mod cache;
@@ -26,7 +27,7 @@ use report::Report;
 use crate::connection::Endpoint;
 use crate::serve::Server;
 
-/// The pool that claims are made on: enough for a burst of a thousand, as upstream measures.
+/// The size of the pool: enough for a burst of a thousand, as upstream measures.
 const POOL: usize = 1050;
 
 /// What to measure.
@@ -82,7 +83,7 @@ pub enum Part {
     Cache,
 }
 
-/// Runs the parts in order and prints what came of them.
+/// Runs the parts in order and prints the results.
 pub async fn measure(options: &Options) -> anyhow::Result<()> {
     let wanted = |part: Part| options.only.is_empty() || options.only.contains(&part);
     let homes: &[HomeKind] =
@@ -123,7 +124,8 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
     report.print(options.json)
 }
 
-/// What a home's API server can do alone: asked of one that is thrown away, with neither controllers nor nodes.
+/// Measures the create rate of a home's API server alone, on a temporary one without controllers
+/// and nodes.
 async fn raw_creates(home: HomeKind) -> anyhow::Result<f64> {
     eprintln!("{home}: creates on the API server alone");
     match home {

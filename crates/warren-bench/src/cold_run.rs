@@ -1,4 +1,5 @@
-//! `warren run -- true` in a sandbox made for it, beside the other ways of running a command in isolation on one machine.
+//! Compares `warren run -- true`, which makes a new sandbox, with other ways to run a command in
+//! isolation on one machine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +11,10 @@ use crate::home::Home;
 use crate::legacy_cgroups::LegacyCgroups;
 use crate::summary::{Summary, table};
 
-/// The first rounds fill caches and are not counted.
+/// The number of first rounds that are not counted, because they fill caches.
 const WARM_UP_ROUNDS: usize = 3;
 
-/// Runs every contender that works on this machine `rounds` times, in turns, and prints what they took.
+/// Runs every contender that works on this machine `rounds` times, in turns, and prints the times.
 pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
     let bundle = Bundle::create()?;
     let home = Home::start(warren)?;
@@ -30,7 +31,7 @@ pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
     for candidate in candidates {
         match candidate.and_then(|contender| warm_up(&contender).map(|()| contender)) {
             Ok(contender) => contenders.push(contender),
-            // Warren itself is the first: without it there is nothing to compare.
+            // Warren itself is the first contender. Without it there is nothing to compare.
             Err(error) if contenders.is_empty() => return Err(error),
             Err(error) => eprintln!("left out: {error:#}"),
         }

@@ -1,7 +1,8 @@
-//! One connection to an API server: HTTP/1.1 over TLS, one request at a time.
+//! A connection to an API server: HTTP/1.1 over TLS, one request at a time.
 //!
-//! Not a `kube::Client`: the load comes from the same two cores as the server that is measured, so whatever the client spends on
-//! typed objects, pools and layers would be taken from the server. What goes over the wire is the same.
+//! It is used instead of a `kube::Client`, because client and measured server share two cores: time
+//! spent on typed objects, pools and layers would be taken from the server. The bytes sent are the
+//! same.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Where a server listens, and how it lets us in.
+/// The address of a server, and the credentials for it.
 #[derive(Clone)]
 pub struct Endpoint {
     address: String,
@@ -33,7 +34,7 @@ pub struct Connection {
 }
 
 impl Endpoint {
-    /// The server of a kubeconfig that brings a client certificate along.
+    /// Reads the server from a kubeconfig with a client certificate.
     pub async fn from_kubeconfig(path: &Path) -> anyhow::Result<Endpoint> {
         let kubeconfig = Kubeconfig::read_from(path).context("read the kubeconfig")?;
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -44,7 +45,7 @@ impl Endpoint {
         Ok(Endpoint { address: format!("{host}:{port}"), name, tls })
     }
 
-    /// Makes a connection, with the handshakes.
+    /// Opens a connection, with all handshakes.
     pub async fn connect(&self) -> anyhow::Result<Connection> {
         let stream = TcpStream::connect(&self.address).await.context("connect")?;
         stream.set_nodelay(true)?;
@@ -56,12 +57,14 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// Whether the server has hung up. kube-apiserver does so when half a minute passes before the first request.
+    /// Returns true if the server has closed the connection. kube-apiserver does so after half a
+    /// minute without a first request.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
 
-    /// Sends a request and reads the whole answer. Anything but success is an error, with what the server said.
+    /// Sends a request and reads the whole answer. A status other than success is an error with the
+    /// server's message.
     pub async fn send(&mut self, method: Method, path: &str, body: Bytes) -> anyhow::Result<Bytes> {
         let answer = self.begin(method, path, body).await?;
         Ok(answer.into_body().collect().await?.to_bytes())
@@ -77,7 +80,7 @@ impl Connection {
         self.send(Method::GET, path, Bytes::new()).await
     }
 
-    /// Reads a path whose answer does not end: a watch.
+    /// Reads a path with an endless answer: a watch.
     pub async fn stream(mut self, path: &str) -> anyhow::Result<Lines> {
         let answer = self.begin(Method::GET, path, Bytes::new()).await?;
         Ok(Lines { body: answer.into_body(), rest: Vec::new(), _connection: self })
@@ -106,7 +109,7 @@ impl Connection {
     }
 }
 
-/// The lines of an answer that does not end, in whole chunks: several lines that came together are given together.
+/// The lines of an endless answer. Lines that arrive together are returned as one chunk.
 pub struct Lines {
     body: Incoming,
     rest: Vec<u8>,
@@ -114,7 +117,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The next chunk that ends with a line's end; `None` when the server has hung up.
+    /// Returns the next chunk, which ends with a complete line, or `None` when the server has
+    /// closed the connection.
     pub async fn next(&mut self) -> anyhow::Result<Option<Bytes>> {
         while let Some(frame) = self.body.frame().await {
             let Ok(data) = frame?.into_data() else { continue };

@@ -1,4 +1,4 @@
-//! Something that can run `true` in isolation, and how to ask it to.
+//! A way to run `true` in isolation.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use anyhow::{Context, bail};
 
 use crate::legacy_cgroups::LegacyCgroups;
 
-/// One way of running a command in isolation. Whatever it needs to stay alive between rounds (a daemon, a bundle on disk) is
-/// held by the caller.
+/// One way to run a command in isolation. The caller keeps what it needs between rounds (a daemon,
+/// a bundle on disk).
 pub struct Contender {
-    /// What the table calls it.
+    /// The name in the table.
     pub name: &'static str,
     program: std::path::PathBuf,
     arguments: Vec<String>,
@@ -19,7 +19,7 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// A contender that is started by running `program` with `arguments`.
+    /// Creates a contender that runs `program` with `arguments`.
     pub fn new(
         name: &'static str,
         program: impl Into<std::path::PathBuf>,
@@ -29,19 +29,20 @@ impl Contender {
         Contender { name, program: program.into(), arguments, environment: Vec::new(), place: None }
     }
 
-    /// Adds a variable to the environment it runs with.
+    /// Adds an environment variable.
     pub fn environment(mut self, key: &'static str, value: impl Into<String>) -> Self {
         self.environment.push((key, value.into()));
         self
     }
 
-    /// Has it run where there are only cgroups of version 1.
+    /// Makes it run where only version 1 of cgroups is visible.
     pub fn place(mut self, place: Option<LegacyCgroups>) -> Self {
         self.place = place;
         self
     }
 
-    /// Runs once, from before the process is made to after it has ended, and fails if it does.
+    /// Runs once. Returns the time from before the process is made to after it has ended. Fails if
+    /// the process does.
     pub fn time_once(&self) -> anyhow::Result<Duration> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

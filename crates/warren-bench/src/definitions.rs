@@ -1,4 +1,4 @@
-//! Puts our CustomResourceDefinitions on a cluster.
+//! Installs our CustomResourceDefinitions on a cluster.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, ResourceExt as _};
 
-/// A definition is served within a second; ten times that on a busy machine.
+/// The time limit. A definition is usually served within a second, and within ten on a busy
+/// machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Applies them and waits until they are served.

@@ -1,4 +1,4 @@
-//! A Docker daemon of our own: its data, socket and network apart from the machine's, gone when the guard is dropped.
+//! A Docker daemon with its own data, socket and network, which are removed when it is dropped.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -11,17 +11,17 @@ use tempfile::TempDir;
 
 use crate::contender::Contender;
 
-/// dockerd takes about two seconds here; ten times that means that it will not come.
+/// The time limit of a start. dockerd takes about two seconds.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
-/// A running dockerd with one image, `bench`, that holds a static busybox and nothing else.
+/// A running dockerd with one image, `bench`, that contains only a static busybox.
 pub struct Docker {
     daemon: Child,
     directory: TempDir,
 }
 
 impl Docker {
-    /// Starts dockerd in a network namespace of its own and imports the image.
+    /// Starts dockerd in its own network namespace and imports the image.
     pub fn start(rootfs: &Path) -> anyhow::Result<Docker> {
         let directory = tempfile::tempdir()?;
         let log = fs::File::create(directory.path().join("log"))?;
@@ -40,23 +40,23 @@ impl Docker {
         Ok(docker)
     }
 
-    /// `docker run --rm`, as a user types it.
+    /// Returns `docker run --rm`, as a user types it.
     pub fn contender(&self) -> Contender {
         Contender::new("docker run --rm", "docker", ["run", "--rm", "bench", "/bin/true"])
             .environment("DOCKER_HOST", self.host())
     }
 
-    /// Where its data, its socket and all else of it is.
+    /// Returns the directory with its data, its socket and everything else.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.daemon.id()
     }
@@ -101,7 +101,8 @@ impl Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
-        // dockerd is a child of ours (`unshare` without --fork becomes it), so the pid cannot have been reused.
+        // dockerd is our child (`unshare` without --fork becomes it), so the pid cannot have been
+        // reused.
         let terminated = Command::new("kill").arg(self.daemon.id().to_string()).status();
         if terminated.is_ok_and(|status| status.success()) {
             let _ = self.daemon.wait();

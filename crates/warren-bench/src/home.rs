@@ -1,4 +1,4 @@
-//! A local home of Warren's own for the length of a measurement.
+//! A local home for the duration of a measurement.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,14 +8,14 @@ use tempfile::TempDir;
 
 use crate::contender::Contender;
 
-/// A daemon in a fresh data directory; stopped when dropped.
+/// A daemon with a new data directory. It is stopped when dropped.
 pub struct Home {
     binary: PathBuf,
     directory: TempDir,
 }
 
 impl Home {
-    /// `warren up --detach` in a new data directory.
+    /// Runs `warren up --detach` with a new data directory.
     pub fn start(binary: &Path) -> anyhow::Result<Home> {
         let home = Home { binary: binary.to_owned(), directory: tempfile::tempdir()? };
         let status = home.command("up").arg("--detach").stdout(Stdio::null()).status();
@@ -26,18 +26,19 @@ impl Home {
         Ok(home)
     }
 
-    /// `warren run --no-sync -- true`: a new sandbox, the command in it, its exit code, and the sandbox's end.
+    /// Returns `warren run --no-sync -- true`: makes a new sandbox, runs the command, waits for its
+    /// exit code, and removes the sandbox.
     pub fn cold_run(&self) -> Contender {
         Contender::new("warren run", &self.binary, ["run", "--no-sync", "--", "true"])
             .environment("WARREN_HOME", self.directory.path().display().to_string())
     }
 
-    /// Its data directory.
+    /// Returns its data directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The daemon's process, from the lock that it holds.
+    /// Returns the daemon's process id, from the lock file.
     pub fn daemon(&self) -> anyhow::Result<u32> {
         #[derive(serde::Deserialize)]
         struct Holder {

@@ -1,5 +1,5 @@
-//! crun refuses machines where cgroups of version 2 have controllers beside those of version 1. It can be shown the same machine
-//! without version 2.
+//! Hides version 2 of cgroups from crun. It refuses machines where version 2 has controllers beside
+//! those of version 1.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,18 +11,18 @@ use anyhow::Context;
 use warren_sys::process::Namespaces;
 use warren_sys::{mount, namespace};
 
-/// Where version 2 is beside version 1.
+/// The mount point of version 2 beside version 1.
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
 
 type Wish = (Command, Sender<io::Result<Child>>);
 
-/// A thread that sees no version 2, and with it the processes that it starts.
+/// A thread that does not see version 2, and starts processes that do not either.
 pub struct LegacyCgroups {
     wishes: Sender<Wish>,
 }
 
 impl LegacyCgroups {
-    /// `None` where there is nothing to hide.
+    /// Returns `None` if there is nothing to hide.
     pub fn where_needed() -> anyhow::Result<Option<LegacyCgroups>> {
         let controllers = fs::read_to_string(format!("{UNIFIED}/cgroup.controllers")).unwrap_or_default();
         if controllers.trim().is_empty() {
@@ -31,7 +31,7 @@ impl LegacyCgroups {
         let (wishes, received) = mpsc::channel();
         let (told, hidden) = mpsc::channel();
         std::thread::spawn(move || {
-            // Whoever asked waits for it.
+            // The caller waits for this message.
             let _ = told.send(hide());
             serve(&received);
         });
@@ -47,7 +47,7 @@ impl LegacyCgroups {
     }
 }
 
-/// Ends when the other end is dropped.
+/// Serves requests until the other end is dropped.
 fn serve(wishes: &Receiver<Wish>) {
     for (mut command, answer) in wishes {
         let _ = answer.send(command.spawn());

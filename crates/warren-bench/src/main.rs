@@ -1,8 +1,9 @@
-//! Measures Warren beside what a user would pick instead.
+//! Compares Warren with the tools that a user could use instead.
 //!
-//! Every number that SPECIFICATION.md promises comes from here. Contenders take turns within each round, so that whatever else the
-//! machine does falls on all of them alike, and what is compared is a ratio from one run, never a time from another day. A benchmark
-//! measures; it asserts nothing about seconds. Start reading at [`cold_run`], [`node`], [`claims`] or [`apiserver`].
+//! Every number that SPECIFICATION.md promises is measured here. Contenders take turns within each
+//! round, so that other activity of the machine affects all of them. Results are ratios within one
+//! run, never compared with times of another day. A benchmark measures; it asserts nothing about
+//! times. Start reading at [`cold_run`], [`node`], [`claims`] or [`apiserver`].
 
 mod apiserver;
 mod bundle;
@@ -16,6 +17,7 @@ mod home;
 mod legacy_cgroups;
 mod node;
 mod process;
+mod router;
 mod serve;
 mod summary;
 
@@ -46,10 +48,13 @@ enum Benchmark {
     },
     /// The local node beside docker and OCI runtimes: sandboxes, commands, pulls, memory.
     Node(node::Options),
-    /// Claims on a warm pool, from create to Ready: on a real kube-apiserver, and on the local home.
+    /// Claims on a warm pool, from create to Ready: on a real kube-apiserver, and on the local
+    /// home.
     Claims(claims::Options),
     /// Our API server beside kube-apiserver with etcd: creates, reads, watches, memory.
     Apiserver(apiserver::Options),
+    /// The home's router beside nginx, and the guest daemon behind it.
+    Router(router::Options),
     /// Be the API server that is measured; `apiserver` starts it.
     #[command(name = serve::SUBCOMMAND, hide = true)]
     ServeApi {
@@ -60,7 +65,8 @@ enum Benchmark {
 
 fn main() -> anyhow::Result<()> {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    // Clients that wait for a processor do not see when they are answered. On another machine they would not.
+    // Clients that wait for a processor notice their answers late. On a separate machine they would
+    // not.
     let on_time =
         || tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(go_first).build();
     match Arguments::parse().benchmark {
@@ -68,11 +74,12 @@ fn main() -> anyhow::Result<()> {
         Benchmark::Node(options) => runtime()?.block_on(node::measure(&options)),
         Benchmark::Claims(options) => on_time()?.block_on(claims::measure(&options)),
         Benchmark::Apiserver(options) => runtime()?.block_on(apiserver::measure(&options)),
+        Benchmark::Router(options) => runtime()?.block_on(router::measure(&options)),
         Benchmark::ServeApi { directory } => runtime()?.block_on(serve::serve(&directory)),
     }
 }
 
-/// Has this thread go before others, if that may be: what it measures would be longer by its own waiting.
+/// Gives this thread priority, if permitted: its own waiting would add to the measured times.
 fn go_first() {
     static SAID: std::sync::Once = std::sync::Once::new();
     if let Err(error) = warren_sys::process::first_at_processors() {

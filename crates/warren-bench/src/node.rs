@@ -1,9 +1,10 @@
-//! The local node: sandboxes from create to first output, commands in them, a hundred at once, pulls, memory; beside a Docker daemon and
-//! the OCI runtimes by hand.
+//! Measures the local node: sandboxes from create to first output, commands in them, a hundred at
+//! once, pulls and memory. Compares it with a Docker daemon and with OCI runtimes called directly.
 //!
-//! Where there is an API it is spoken to directly, ours and Docker's alike, so that no command line's start is measured; runc and
-//! crun have none. Contenders take turns within each round. Start at [`measure`]; `ours`, `docker_api` and `oci_runtime` are
-//! the contenders, `pull` brings images, `memory` adds up processes, `report` prints.
+//! Our API and Docker's are called directly, so that the start of a command line is not measured.
+//! runc and crun have no API. Contenders take turns within each round. Start at [`measure`].
+//! `ours`, `docker_api` and `oci_runtime` are the contenders, `pull` makes images, `memory` adds up
+//! processes, `report` prints.
 
 mod docker_api;
 mod memory;
@@ -27,9 +28,9 @@ use oci_runtime::OciRuntime;
 use ours::Ours;
 use report::Report;
 
-/// The first rounds fill caches and are not counted.
+/// The number of first rounds that are not counted, because they fill caches.
 const WARM_UP_ROUNDS: usize = 3;
-/// How long a daemon that has just done something is left alone before it counts as being at rest. Ours gives memory back then.
+/// The time without work after which a daemon counts as idle. Ours releases memory in this time.
 const CALM: Duration = Duration::from_secs(8);
 
 /// What to measure.
@@ -86,7 +87,7 @@ impl Part {
     }
 }
 
-/// Somebody who runs containers.
+/// A program that runs containers.
 enum Contender {
     Ours(Box<Ours>),
     Docker(DockerApi),
@@ -102,7 +103,7 @@ impl Contender {
         }
     }
 
-    /// Does one thing that is timed, once.
+    /// Runs one timed operation once.
     async fn time(&mut self, part: Part) -> anyhow::Result<Duration> {
         match (self, part) {
             (Contender::Ours(ours), Part::Cold) => ours.cold().await,
@@ -117,7 +118,7 @@ impl Contender {
         }
     }
 
-    /// Starts so many at once; how long until all of them run.
+    /// Starts a number of sandboxes at once. Returns the time until all of them run.
     async fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
         match self {
             Contender::Ours(ours) => ours.start_many(count).await,
@@ -134,7 +135,7 @@ impl Contender {
         }
     }
 
-    /// Its daemon's processes and everything that they started; `None` if it has no daemon.
+    /// Returns the processes of its daemon and all their descendants. `None` without a daemon.
     fn processes(&self) -> anyhow::Result<Option<Vec<u32>>> {
         match self {
             Contender::Ours(ours) => Ok(Some(memory::family(&[ours.daemon()?])?)),
@@ -143,7 +144,7 @@ impl Contender {
         }
     }
 
-    /// Its daemon's processes alone.
+    /// Returns the processes of its daemon only.
     fn daemons(&self) -> anyhow::Result<Option<Vec<u32>>> {
         match self {
             Contender::Ours(ours) => ours.daemons().map(Some),
@@ -161,7 +162,7 @@ impl Contender {
     }
 }
 
-/// Runs the parts in order and prints what came of them.
+/// Runs the parts in order and prints the results.
 pub async fn measure(options: &Options) -> anyhow::Result<()> {
     let wanted = |part: Part| options.only.is_empty() || options.only.contains(&part);
     let bundle = Bundle::create()?;
@@ -192,7 +193,7 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
     report.print(options.json)
 }
 
-/// Those who work on this machine. Ours has to.
+/// Returns the contenders that work on this machine. Ours must.
 async fn gather(options: &Options, bundle: &Bundle) -> anyhow::Result<Vec<Contender>> {
     let mut contenders = vec![Contender::Ours(Box::new(Ours::start(&options.warren).await?))];
     let others = [
@@ -231,7 +232,7 @@ async fn take_turns(
     Ok(summaries.collect())
 }
 
-/// Looks at daemons while nobody asks them for anything; each has one sandbox, which does nothing.
+/// Measures idle daemons. Each has one idle sandbox.
 async fn rest(contenders: &[Contender], report: &mut Report) -> anyhow::Result<()> {
     const WINDOW: Duration = Duration::from_secs(10);
     eprintln!("at rest");
@@ -251,7 +252,7 @@ async fn rest(contenders: &[Contender], report: &mut Report) -> anyhow::Result<(
     Ok(())
 }
 
-/// Starts many and looks at what they take, once they have come to rest.
+/// Starts many sandboxes and measures their memory once they are idle.
 async fn many(contender: &mut Contender, count: usize) -> anyhow::Result<report::Many> {
     tokio::time::sleep(CALM).await;
     let before = contender.processes()?.map(|processes| memory::proportional_mb(&processes));

@@ -1,14 +1,14 @@
-//! What a process has used, as the kernel counts it.
+//! The resource usage of processes, from the kernel's counters.
 
 use std::fs;
 
 use anyhow::Context;
 use serde::Serialize;
 
-/// Clock ticks per second in `/proc`: fixed to this in Linux's interface, whatever the kernel's own rate is.
+/// Clock ticks per second in `/proc`. Linux's interface fixes this, whatever the kernel's own rate.
 const TICKS: f64 = 100.0;
 
-/// What one process, or several together, hold and have used since their start.
+/// The memory and the processor time of one or several processes.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Usage {
     /// Resident memory in MB.
@@ -25,24 +25,26 @@ pub struct MachineTime {
 }
 
 impl MachineTime {
-    /// Up to now.
+    /// Reads the time up to now.
     pub fn now() -> anyhow::Result<MachineTime> {
         let stat = fs::read_to_string("/proc/stat").context("look at the machine")?;
-        // user nice system idle iowait irq softirq steal; what guests had is in user already.
+        // The fields are user nice system idle iowait irq softirq steal. The time of guests is
+        // included in user.
         let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
         let ticks: Vec<u64> =
             line.split_whitespace().take(8).filter_map(|ticks| ticks.parse().ok()).collect();
         Ok(MachineTime { all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or_default() })
     }
 
-    /// How much of the time since an earlier look a virtual machine's host has given to others, in percent.
+    /// Returns the share of time since `earlier` that a virtual machine's host has given to other
+    /// guests, in percent.
     pub fn stolen_since(self, earlier: MachineTime) -> f64 {
         100.0 * (self.stolen - earlier.stolen) as f64 / (self.all - earlier.all).max(1) as f64
     }
 }
 
 impl Usage {
-    /// The sum over some processes.
+    /// Adds up some processes.
     pub fn of(pids: &[u32]) -> anyhow::Result<Usage> {
         let mut sum = Usage::default();
         for pid in pids {
@@ -53,7 +55,7 @@ impl Usage {
         Ok(sum)
     }
 
-    /// What was used since an earlier look; what is held is what is held now.
+    /// Returns the processor time since `earlier`, and the current memory.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage { rss_mb: self.rss_mb, cpu_seconds: self.cpu_seconds - earlier.cpu_seconds }
     }
@@ -63,7 +65,7 @@ impl Usage {
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("it has no memory")?;
         let kilobytes: f64 = rss.trim().trim_end_matches(" kB").parse()?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name, in brackets, may hold anything; what follows is numbers.
+        // The name, in brackets, may contain anything. Numbers follow it.
         let numbers = stat.rsplit_once(')').context("an unreadable /proc/PID/stat")?.1;
         let field = |index: usize| numbers.split_whitespace().nth(index).unwrap_or("0").parse::<f64>();
         Ok(Usage { rss_mb: kilobytes / 1024.0, cpu_seconds: (field(11)? + field(12)?) / TICKS })

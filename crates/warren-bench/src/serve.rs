@@ -1,5 +1,5 @@
-//! Our API server alone, in a process of its own, so that it is measured beside kube-apiserver and etcd alone: a home would also
-//! start what it is told about.
+//! Runs our API server alone in a process, for the comparison with kube-apiserver and etcd. A home
+//! would also start the pods of the objects that it gets.
 
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use tokio_util::sync::CancellationToken;
 use warren_apiserver::pki::{self, Pki};
 use warren_apiserver::{ApiServer, Config, NoNodes, Storage, TlsAccess, serve_tls};
 
-/// The hidden subcommand that a server's process is started with.
+/// The hidden subcommand of a server's process.
 pub const SUBCOMMAND: &str = "serve-api";
 
-/// A running server; killed when dropped.
+/// A running server. It is killed when dropped.
 pub struct Server {
     process: Child,
     directory: TempDir,
 }
 
 impl Server {
-    /// Starts this program again, as a server.
+    /// Starts this program again as a server.
     pub fn start() -> anyhow::Result<Server> {
         let directory = tempfile::tempdir()?;
         let mut process = Command::new("/proc/self/exe")
@@ -40,12 +40,12 @@ impl Server {
         Ok(Server { process, directory })
     }
 
-    /// How to reach it.
+    /// Returns the path of its kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -58,7 +58,8 @@ impl Drop for Server {
     }
 }
 
-/// Serves a fresh store below `directory`, with our definitions, until standard input is closed: then its owner has ended.
+/// Serves a new store below `directory`, with our definitions, until standard input is closed
+/// because the owner has ended.
 pub async fn serve(directory: &Path) -> anyhow::Result<()> {
     let crds = warren_api::crds().into_iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
     let server = ApiServer::open(Config {

@@ -1,26 +1,26 @@
-//! Percentiles, and the table they are read from.
+//! Percentiles, and a table of them.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What one contender did over all rounds, in milliseconds.
+/// The times of one contender over all rounds, in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     /// The contender.
     pub name: String,
-    /// How many rounds were measured.
+    /// The number of measured rounds.
     pub rounds: usize,
-    /// Half of the rounds took no longer.
+    /// Half of the rounds took no longer than this.
     pub p50: f64,
-    /// Nine of ten rounds took no longer.
+    /// Nine of ten rounds took no longer than this.
     pub p90: f64,
-    /// All but one in a hundred rounds took no longer.
+    /// All but one in a hundred rounds took no longer than this.
     pub p99: f64,
 }
 
 impl Summary {
-    /// Sums up one contender's rounds. `None` when there are none.
+    /// Summarises one contender's rounds. Returns `None` without any.
     pub fn of(name: &str, mut times: Vec<Duration>) -> Option<Summary> {
         times.sort_unstable();
         let rank = |percent: usize| {
@@ -37,7 +37,7 @@ impl Summary {
     }
 }
 
-/// A Markdown table, each row's median also as a multiple of the first row's.
+/// Formats a Markdown table. Each median is also given as a multiple of the first row's.
 pub fn table(summaries: &[Summary]) -> String {
     let mut text = String::from(
         "| what | rounds | p50 ms | p90 ms | p99 ms | p50 / ours |\n|---|---|---|---|---|---|\n",

@@ -1,4 +1,4 @@
-//! The name of a piece of content: its SHA-256.
+//! The digest of a piece of content, which is its name.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -7,11 +7,11 @@ use std::str::FromStr;
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// `sha256:` and 64 hexadecimal digits. There is no other kind in use.
+/// A SHA-256 digest: `sha256:` and 64 hexadecimal digits. No other algorithm is in use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(String);
 
-/// A text that is no digest.
+/// The error for a text that is no digest.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a digest such as `sha256:` and 64 hexadecimal digits")]
 pub struct ParseError(String);
@@ -19,14 +19,14 @@ pub struct ParseError(String);
 const ALGORITHM: &str = "sha256:";
 
 impl Digest {
-    /// The digest of some bytes.
+    /// Computes the digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hash = Context::new(&SHA256);
         hash.update(bytes);
         Self::finished(hash)
     }
 
-    /// The digits, which are safe as a file name.
+    /// Returns the digits, which are safe as a file name.
     pub fn hex(&self) -> &str {
         &self.0[ALGORITHM.len()..]
     }
@@ -50,7 +50,7 @@ impl FromStr for Digest {
         let digits = text.strip_prefix(ALGORITHM).filter(|digits| {
             digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         });
-        // What is shown came from outside and may be long.
+        // The text comes from outside and may be long.
         digits
             .map_or_else(|| Err(ParseError(text.chars().take(100).collect())), |_| Ok(Self(text.to_owned())))
     }
@@ -69,7 +69,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A reader that knows the digest and the length of what went through it.
+/// A reader that computes the digest and length of the bytes that pass through it.
 pub struct Hashing<R> {
     inner: R,
     hash: Context,
@@ -77,12 +77,13 @@ pub struct Hashing<R> {
 }
 
 impl<R: Read> Hashing<R> {
-    /// Counts from here on.
+    /// Starts to count here.
     pub fn new(inner: R) -> Self {
         Self { inner, hash: Context::new(&SHA256), length: 0 }
     }
 
-    /// Reads to the end, and tells the digest and length of everything, also of what was read before.
+    /// Reads to the end, and returns the digest and length of all bytes, including those read
+    /// before.
     pub fn finish(mut self) -> io::Result<(Digest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((Digest::finished(self.hash), self.length))

@@ -1,4 +1,5 @@
-//! Images from one file: an OCI layout in an archive, or what `docker save` and `podman save` write.
+//! Imports images from one file: an OCI layout in an archive, or the output of `docker save` or
+//! `podman save`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,69 +18,69 @@ use crate::reference::{self, Reference};
 use crate::store::{Store, StoreError};
 use crate::unpack::{self, Limits};
 
-/// An image that an archive has brought.
+/// An imported image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
-    /// What it is called here.
+    /// Its name in this store.
     pub name: Reference,
-    /// Its manifest.
+    /// The digest of its manifest.
     pub digest: Digest,
 }
 
-/// Nothing, or only some of its images, came out of an archive.
+/// An error of an import. Some of the archive's images may have been imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The file itself.
+    /// The file could not be read.
     #[error("read the archive")]
     Read(#[source] io::Error),
-    /// It is something else.
+    /// It is no archive, or not a complete one.
     #[error("this is no archive (`tar`), or not all of it")]
     NoArchive,
-    /// It holds no image.
+    /// It contains no image.
     #[error("the archive has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)")]
     NoImage,
-    /// It refers to something that it does not have.
+    /// It refers to a file that it does not contain.
     #[error("the archive lacks {0:?}")]
     Missing(String),
-    /// A document is too large to be one.
+    /// A document is larger than the limit.
     #[error("{0:?} in the archive is larger than any document of an image")]
     TooLarge(String),
-    /// Nobody says what the image is called.
+    /// An image has no name.
     #[error("an image in the archive has no usable name; give it one with `--name`")]
     Nameless,
-    /// It has more images than the one that was given a name.
+    /// It has several images, but one name was given.
     #[error("the archive has {0} images, and a name was given for one")]
     TooManyForOneName(usize),
-    /// A name says which content it means, and it is another.
+    /// The digest in a name is not that of the image.
     #[error("the image to be called {name} is {digest}")]
     OtherDigest {
         /// The name.
         name: String,
-        /// What it is.
+        /// The digest of the image.
         digest: Digest,
     },
-    /// A name in the archive is no name.
+    /// A name in the archive is invalid.
     #[error(transparent)]
     Name(#[from] reference::ParseError),
-    /// A document of the archive.
+    /// A document of the archive is invalid.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The name of an image in a layout; often only a tag.
+/// The annotation with the name of an image in a layout. It is often only a tag.
 const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
-/// The same, whole, as containerd and docker write it.
+/// The annotation with the full name, which containerd and docker write.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
-/// How deep an index may lie in an index.
+/// The maximum nesting of indexes.
 const DEEPEST_INDEX: usize = 4;
-/// More files than any archive of images has.
+/// The maximum number of files. No archive of images has more.
 const MOST_FILES: usize = 100_000;
 
-/// Takes all images of an archive into the store, under the names that it says, or its only image under `name`. Layers that
-/// are there already are not unpacked again.
+/// Imports all images of an archive under their own names, or its only image under `name`. Layers
+/// that the store already has are not unpacked again.
 pub fn import(
     store: &Store,
     archive: File,
@@ -89,7 +90,7 @@ pub fn import(
     let archive = Archive::index(uncompressed(archive, store, limits)?)?;
     let images = match (archive.files.contains_key("manifest.json"), archive.files.contains_key("index.json"))
     {
-        // What docker writes today is both; only here are the names whole.
+        // Archives of current docker versions are both. Only `manifest.json` has the full names.
         (true, _) => docker_images(&archive)?,
         (false, true) => layout_images(&archive)?,
         (false, false) => return Err(ImportError::NoImage),
@@ -105,7 +106,7 @@ pub fn import(
             None => image.names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
         };
         let digest = image.store(&archive, store, limits)?;
-        // A digest in a name is believed later on, so it has to be true.
+        // Later code trusts a digest in a name, so check it here.
         if let Some(wrong) = names.iter().find(|name| name.digest().is_some_and(|named| *named != digest)) {
             return Err(ImportError::OtherDigest { name: wrong.to_string(), digest });
         }
@@ -117,7 +118,7 @@ pub fn import(
     Ok(imported)
 }
 
-/// An image as found in an archive.
+/// An image in an archive.
 struct Found {
     names: Vec<String>,
     content: Content,
@@ -130,14 +131,14 @@ struct LayoutImage {
 }
 
 enum Content {
-    /// Of a layout: everything has its descriptor.
+    /// From a layout, where everything has a descriptor.
     Layout(Box<LayoutImage>),
-    /// Of `docker save`: only file names.
+    /// From `docker save`, which has only file names.
     Docker { config: String, layers: Vec<String> },
 }
 
 impl Found {
-    /// Brings all of it into the store, and tells the digest of the manifest.
+    /// Stores the image and returns the digest of its manifest.
     fn store(&self, archive: &Archive, store: &Store, limits: Limits) -> Result<Digest, ImportError> {
         match &self.content {
             Content::Layout(image) => {
@@ -165,7 +166,7 @@ impl Found {
                     if !store.has_layer(diff_id) {
                         store.add_layer(archive.open(file)?, None, diff_id, limits)?;
                     }
-                    // The manifest is ours, and names layers as they are before compression.
+                    // This manifest is our own and describes the uncompressed layers.
                     let media_type = "application/vnd.oci.image.layer.v1.tar";
                     descriptors.push(described(media_type, diff_id.clone(), archive.size(file)?));
                 }
@@ -210,7 +211,7 @@ fn diff_ids(what: &str, config: &[u8]) -> Result<Vec<Digest>, DocumentError> {
     Ok(parsed.rootfs.diff_ids)
 }
 
-/// The images of `docker save`.
+/// Returns the images of an archive of `docker save`.
 fn docker_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -229,7 +230,7 @@ fn docker_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
     Ok(rows.into_iter().map(found).collect())
 }
 
-/// The images of an OCI layout, for this machine.
+/// Returns the images of an OCI layout that fit this machine.
 fn layout_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
     let index: Index = serde_json::from_slice(&archive.document("index.json")?)
         .map_err(|source| DocumentError::Form { what: "`index.json`".to_owned(), source })?;
@@ -260,7 +261,8 @@ fn layout_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
     }
 }
 
-/// Whether a name in a layout is more than a tag: `latest` is a tag, `owner/image` or `image:latest` are names.
+/// Returns true if a name in a layout is more than a tag: `latest` is a tag, `owner/image` and
+/// `image:latest` are names.
 fn is_whole(name: &str) -> bool {
     name.contains(['/', ':'])
 }
@@ -272,7 +274,7 @@ fn blob(digest: &Digest) -> String {
 /// An archive whose files can be read in any order.
 struct Archive {
     file: File,
-    /// Where the content of a file begins, and its length.
+    /// The offset and length of each file's content.
     files: BTreeMap<String, (u64, u64)>,
 }
 
@@ -317,7 +319,7 @@ impl Archive {
     }
 }
 
-/// The same archive without compression around it: only then can its files be read in any order.
+/// Decompresses an archive, so that its files can be read in any order.
 fn uncompressed(mut file: File, store: &Store, limits: Limits) -> Result<File, ImportError> {
     let mut start = [0; 4];
     file.read_exact(&mut start).map_err(not_read)?;
@@ -332,7 +334,7 @@ fn uncompressed(mut file: File, store: &Store, limits: Limits) -> Result<File, I
     Ok(plain)
 }
 
-/// What is wrong with bytes is not repeated: they are those of the file, whatever it may be.
+/// Converts a read error. The message does not quote the bytes: the file may be anything.
 fn not_read(error: io::Error) -> ImportError {
     match error.kind() {
         io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
@@ -342,7 +344,7 @@ fn not_read(error: io::Error) -> ImportError {
     }
 }
 
-/// A name in an archive, without `./` before it.
+/// Returns a name in an archive without a leading `./`.
 fn plain(bytes: &[u8]) -> String {
     let path = Path::new(OsStr::from_bytes(bytes));
     let path = path.strip_prefix(".").unwrap_or(path);

@@ -1,12 +1,13 @@
-//! Container images on disk. Everything is named by the digest of its content and checked against it before it is
-//! believed; a layer is unpacked once, into a directory that overlays of any number of containers share.
+//! Container images on disk. All content is named by its digest and verified before use. Each layer
+//! is unpacked once, into a directory that the overlays of any number of containers share.
 //!
-//! This crate never talks to a network: whoever fetches gives it bytes, and learns from it which bytes are missing.
-//! What it reads is hostile. An archive can fill no more than it may, can write nowhere but below its own directory, and an
-//! entry that tries is refused by its name. A crash at any moment leaves either the old state or the new one; what was
-//! unfinished is removed when the store is opened again.
+//! This crate has no network access: its caller fetches bytes and learns from it which ones are
+//! missing. All input is hostile. An archive cannot exceed its size limit or write outside its
+//! directory. A violating entry is refused, and the error has its name. After a crash at any moment
+//! there is either the old state or the new one. Unfinished files are removed when the store is
+//! opened again.
 //!
-//! Start reading at [`store::Store`]; [`unpack`] holds the part that faces archives.
+//! Start reading at [`store::Store`]. [`unpack`] reads archives.
 
 pub mod digest;
 pub mod import;

@@ -1,5 +1,5 @@
-//! The documents of an image: which platforms it is for, what its layers are, and how it wants to be run. Fields that
-//! nobody here reads are not kept.
+//! The documents of an image: its platforms, its layers, and how it runs. Unused fields are
+//! dropped.
 
 use std::collections::BTreeMap;
 
@@ -7,39 +7,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// A document is never larger than this; registries refuse such manifests as well.
+/// The maximum size of a document in bytes. Registries have the same limit for manifests.
 pub const LARGEST_DOCUMENT: u64 = 4 << 20;
 
-/// Points at content.
+/// A reference to content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What kind of content it is.
+    /// The kind of content.
     #[serde(default)]
     pub media_type: String,
-    /// Its name.
+    /// The digest of the content.
     pub digest: Digest,
-    /// Its length.
+    /// The length in bytes.
     pub size: u64,
-    /// The machine it is for, in an index.
+    /// The platform, in an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// Free-form marks; `org.opencontainers.image.ref.name` names an image in a layout.
+    /// Free-form annotations. `org.opencontainers.image.ref.name` names an image in a layout.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A kind of machine.
+/// A platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    /// In Go's words: `amd64`, `arm64`.
+    /// Go's name of the architecture: `amd64`, `arm64`.
     pub architecture: String,
-    /// `linux`.
+    /// The operating system: `linux`.
     pub os: String,
 }
 
 impl Platform {
-    /// This machine.
+    /// Returns the platform of this machine.
     pub fn here() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -50,7 +50,7 @@ impl Platform {
     }
 }
 
-/// A list of manifests, one a platform.
+/// A list of manifests, one per platform.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Index {
     /// In order of preference.
@@ -60,56 +60,56 @@ pub struct Index {
 /// One image for one platform.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Manifest {
-    /// How to run it, and the names of its layers when unpacked.
+    /// The configuration, which has the digests of the unpacked layers.
     pub config: Descriptor,
-    /// From the lowest up.
+    /// The layers, lowest first.
     pub layers: Vec<Descriptor>,
 }
 
-/// What a document at the end of a reference turned out to be.
+/// A parsed document.
 #[derive(Debug, Clone)]
 pub enum Document {
-    /// Look further: it has one manifest for each platform.
+    /// An index, with one manifest per platform.
     Index(Index),
-    /// The image.
+    /// A manifest.
     Manifest(Manifest),
 }
 
-/// A document that cannot be used.
+/// The error for an unusable document.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// It is not JSON, or not of the right form.
+    /// The document is not JSON, or not of the right form.
     #[error("{what} is not of the expected form")]
     Form {
-        /// The document.
+        /// The name of the document.
         what: String,
-        /// Where.
+        /// The parse error.
         #[source]
         source: serde_json::Error,
     },
-    /// It is JSON, but neither of both.
+    /// The document is JSON, but neither an index nor a manifest.
     #[error("{0} has neither `manifests` nor `layers`: it is of the retired first schema, or no image")]
     Unknown(String),
-    /// No manifest for this machine.
+    /// There is no manifest for this machine.
     #[error("the image is not for {wanted}; it is for: {present}")]
     Platform {
         /// This machine.
         wanted: String,
-        /// What there is.
+        /// The platforms in the index.
         present: String,
     },
-    /// The two lists of layers differ in length.
+    /// Manifest and configuration differ in the number of layers.
     #[error("the manifest has {layers} layers and its configuration {names}")]
     Layers {
-        /// In the manifest.
+        /// The number in the manifest.
         layers: usize,
-        /// In the configuration.
+        /// The number in the configuration.
         names: usize,
     },
 }
 
 impl Document {
-    /// Tells from the fields what it is; media types are often wrong.
+    /// Parses a document. Its fields decide about its kind, because media types are often wrong.
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Self, DocumentError> {
         let form = |source| DocumentError::Form { what: what.to_owned(), source };
         let value: serde_json::Value = serde_json::from_slice(bytes).map_err(form)?;
@@ -124,7 +124,7 @@ impl Document {
 }
 
 impl Index {
-    /// The manifest for this machine. One that names no platform is taken at its word.
+    /// Returns the manifest for this machine. A manifest without a platform counts as fitting.
     pub fn for_this_machine(&self) -> Result<&Descriptor, DocumentError> {
         let here = Platform::here();
         let fits = |wanted: &Descriptor| wanted.platform.as_ref().is_none_or(|platform| *platform == here);
@@ -144,10 +144,10 @@ impl Index {
     }
 }
 
-/// How an image wants to be run, and what its layers hold.
+/// The configuration of an image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ImageConfig {
-    /// How to run it.
+    /// The defaults of containers.
     #[serde(default)]
     pub config: RunConfig,
     /// The layers.
@@ -158,22 +158,22 @@ pub struct ImageConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RunConfig {
-    /// A user, by name or number, with or without a group behind a colon.
+    /// A user by name or number, with or without a group after a colon.
     #[serde(deserialize_with = "null_as_default")]
     pub user: String,
     /// `NAME=value` lines.
     #[serde(deserialize_with = "null_as_default")]
     pub env: Vec<String>,
-    /// The program, and its first arguments.
+    /// The program and its first arguments.
     #[serde(deserialize_with = "null_as_default")]
     pub entrypoint: Vec<String>,
-    /// Arguments behind the entry point, or the program if there is none.
+    /// Arguments of the entry point, or the program if there is none.
     #[serde(deserialize_with = "null_as_default")]
     pub cmd: Vec<String>,
-    /// Where it is started.
+    /// The working directory.
     #[serde(deserialize_with = "null_as_default")]
     pub working_dir: String,
-    /// What ends it politely, `SIGTERM` if it says nothing.
+    /// The signal that asks the container to end. Empty means `SIGTERM`.
     #[serde(deserialize_with = "null_as_default")]
     pub stop_signal: String,
 }
@@ -181,12 +181,12 @@ pub struct RunConfig {
 /// The layers of an image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RootFs {
-    /// The digests of the layers before compression, from the lowest up.
+    /// The digests of the uncompressed layers, lowest first.
     pub diff_ids: Vec<Digest>,
 }
 
 impl ImageConfig {
-    /// Reads a configuration that belongs to a manifest.
+    /// Parses the configuration of a manifest.
     pub fn parse(bytes: &[u8], manifest: &Manifest) -> Result<Self, DocumentError> {
         let what = || format!("the image's configuration {}", manifest.config.digest);
         let config: Self =
@@ -199,7 +199,7 @@ impl ImageConfig {
     }
 }
 
-/// Go writes an empty list as `null`.
+/// Treats `null` as the default: Go writes an empty list as `null`.
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

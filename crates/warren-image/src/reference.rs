@@ -1,11 +1,11 @@
-//! What people call an image: `[registry[:port]/]repository[:tag][@digest]`.
+//! Names of images: `[registry[:port]/]repository[:tag][@digest]`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::digest::Digest;
 
-/// A name with everything filled in that people leave out, so that two spellings of one image compare equal.
+/// A name with all defaults filled in, so that two spellings of one image are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reference {
     registry: String,
@@ -14,7 +14,7 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// A text that names no image.
+/// The error for a text that names no image.
 #[derive(Debug, thiserror::Error)]
 #[error("couldn't parse image name {name:?}: {why}")]
 pub struct ParseError {
@@ -22,26 +22,26 @@ pub struct ParseError {
     why: &'static str,
 }
 
-/// Where an image is looked for that names no registry, as every other tool does.
+/// The registry of a name without one, as in all other tools.
 const DEFAULT_REGISTRY: &str = "docker.io";
-/// Its images without an owner.
+/// The owner of images without one in the default registry.
 const DEFAULT_OWNER: &str = "library";
 const DEFAULT_TAG: &str = "latest";
-/// What registries allow for a repository with its registry.
+/// The maximum length of registry and repository.
 const LONGEST_NAME: usize = 255;
 
 impl Reference {
-    /// The registry's host, with the port if one was given.
+    /// Returns the registry's host, with the port if given.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The repository within the registry.
+    /// Returns the repository within the registry.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// What a registry is asked for: the digest if there is one, else the tag.
+    /// Returns the version to request from the registry: the digest if given, else the tag.
     pub fn version(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),
@@ -49,12 +49,12 @@ impl Reference {
         }
     }
 
-    /// The content that was asked for by name.
+    /// Returns the digest in the name.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
 
-    /// Whether the name means whatever is newest, which Kubernetes by default fetches every time.
+    /// Returns true for the tag `latest`, which Kubernetes fetches every time by default.
     pub fn is_latest(&self) -> bool {
         self.digest.is_none() && self.tag.as_deref() == Some(DEFAULT_TAG)
     }
@@ -116,7 +116,8 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether the first part of a name is a host and not an owner: only a host has a dot or a port, or is this machine.
+/// Returns true if the first part of a name is a host and not an owner. Only a host has a dot or a
+/// port, or is `localhost`.
 fn is_registry(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => (host, Some(port)),
@@ -139,7 +140,8 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// Lower-case words, joined by one dot, one or two underscores, or any number of dashes.
+/// Returns true for lower-case words, joined by a dot, one or two underscores, or any number of
+/// dashes.
 fn is_path_component(component: &str) -> bool {
     let is_word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = component.as_bytes();

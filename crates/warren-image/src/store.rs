@@ -1,9 +1,9 @@
-//! Images on this machine: documents and unpacked layers by digest, and the names that people use for them.
+//! The images of this machine: documents and unpacked layers by digest, and the names of images.
 //!
-//! One process has the store open (the daemon's lock sees to it); its threads share it. A layer appears under its name by
-//! one rename, after everything in it has reached the disk; an image gets its name after all it needs is there. So a crash
-//! leaves at most something unfinished, which [`Store::open`] removes, or a layer that nobody names, which
-//! [`Store::collect`] does.
+//! Only one process has the store open, which the daemon's lock ensures. Its threads share it. A
+//! layer appears by a single rename, after all of it is on disk. An image gets its name after
+//! everything that it needs is there. So a crash leaves at most unfinished files, which
+//! [`Store::open`] removes, or a layer without a name, which [`Store::collect`] removes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,16 +26,16 @@ pub struct Store {
 /// Manifests by the full name of their image.
 type Names = BTreeMap<String, Digest>;
 
-/// An image that is all there.
+/// A complete image.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The digest of its manifest: what `imageID` shows.
+    /// The digest of its manifest, which `imageID` shows.
     pub digest: Digest,
-    /// How it wants to be run.
+    /// Its configuration.
     pub config: ImageConfig,
-    /// Its layers' directories, from the top down, as overlays want them.
+    /// The directories of its layers, topmost first, as overlays need them.
     pub layers: Vec<PathBuf>,
-    /// Bytes of its layers as they came, compressed.
+    /// The size of its compressed layers in bytes.
     pub size: u64,
 }
 
@@ -48,73 +48,73 @@ pub struct Named {
     pub image: Image,
 }
 
-/// The store could not do something.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file or directory.
+    /// A file operation failed.
     #[error("{what} {path}")]
     File {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// On this.
+        /// The path.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The list of names is damaged.
     #[error("read the names of images in {path}; move it away to start with none")]
     Names {
-        /// The list.
+        /// The path of the list.
         path: PathBuf,
-        /// Where.
+        /// The parse error.
         #[source]
         source: serde_json::Error,
     },
-    /// The content is not what it is called.
+    /// The digest of the content is not the expected one.
     #[error("{what} is {found}, not {expected} as its name says")]
     Digest {
-        /// What was to be stored.
+        /// The content to be stored.
         what: String,
-        /// Its real digest.
+        /// Its actual digest.
         found: Digest,
-        /// What was promised.
+        /// The expected digest.
         expected: Digest,
     },
-    /// Its length is not what was promised.
+    /// The length is not the expected one.
     #[error("{what} has {found} bytes, not {expected} as announced")]
     Size {
-        /// What was to be stored.
+        /// The content to be stored.
         what: String,
-        /// Its real length.
+        /// Its actual length.
         found: u64,
-        /// What was promised.
+        /// The expected length.
         expected: u64,
     },
-    /// A layer.
+    /// A layer could not be unpacked.
     #[error("unpack layer {digest}")]
     Unpack {
-        /// The layer, before compression.
+        /// The digest of the uncompressed layer.
         digest: Digest,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: UnpackError,
     },
-    /// A document.
+    /// A document is invalid.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// An image cannot have a name before all of it is there.
+    /// The image is incomplete, so it cannot be named.
     #[error("{missing} of image {name} is missing")]
     Incomplete {
-        /// The image.
+        /// The name.
         name: String,
-        /// What it lacks.
+        /// The missing part.
         missing: String,
     },
 }
 
 impl Store {
-    /// Opens the store in a directory, and removes what an earlier process left unfinished.
+    /// Opens the store in a directory and removes unfinished files of an earlier process.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let store = Self { directory: directory.to_owned(), names: Mutex::default() };
         let unfinished = store.unfinished();
@@ -136,12 +136,12 @@ impl Store {
         Ok(store)
     }
 
-    /// A place for bytes on their way in. It is emptied when the store is opened again.
+    /// Returns the directory for incoming bytes. It is emptied when the store is opened.
     pub fn unfinished(&self) -> PathBuf {
         self.directory.join("unfinished")
     }
 
-    /// Keeps a document, if it is what its descriptor says.
+    /// Stores a document, if it matches its descriptor.
     pub fn put_document(&self, descriptor: &Descriptor, bytes: &[u8]) -> Result<(), StoreError> {
         let what = || format!("document {}", descriptor.digest);
         check(what, &Digest::of(bytes), &descriptor.digest, bytes.len() as u64, descriptor.size)?;
@@ -152,7 +152,7 @@ impl Store {
         }
     }
 
-    /// A document that was kept.
+    /// Returns a stored document.
     pub fn document(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.document_file(digest);
         match fs::read(&path) {
@@ -161,13 +161,14 @@ impl Store {
         }
     }
 
-    /// Whether a layer is there already, by its digest before compression.
+    /// Returns true if the store has a layer, given its uncompressed digest.
     pub fn has_layer(&self, diff_id: &Digest) -> bool {
         self.layer_directory(diff_id).is_dir()
     }
 
-    /// Unpacks a layer, if it is what it is called: `diff_id` before compression, and as it came what `descriptor` says.
-    /// Two at once are no harm: the second one finds the first one's work and drops its own.
+    /// Unpacks a layer. Its uncompressed digest must be `diff_id`, and the compressed bytes must
+    /// match `descriptor`. If two calls add the same layer, the second one finds it and discards
+    /// its own.
     pub fn add_layer(
         &self,
         bytes: impl Read,
@@ -196,7 +197,7 @@ impl Store {
         self.sync("layers")
     }
 
-    /// Gives an image a name, once all of it is there. An image that had the name before loses it.
+    /// Names a complete image. An image that had the name before loses it.
     pub fn name(&self, reference: &Reference, manifest: &Digest) -> Result<Image, StoreError> {
         let name = reference.to_string();
         let image = self.load(&name, manifest)?;
@@ -208,10 +209,11 @@ impl Store {
         Ok(image)
     }
 
-    /// The image of this name, if it is here. One that was asked for by its digest is found under any name.
+    /// Returns the image of this name, if it is here. A reference with a digest matches an image
+    /// under any name.
     pub fn find(&self, reference: &Reference) -> Result<Option<Image>, StoreError> {
         let names = self.names();
-        // A digest may be that of an index; the name then leads to the manifest for this machine.
+        // The digest may be that of an index. The name then leads to the manifest for this machine.
         let named = names.get(&reference.to_string());
         let digest =
             named.or_else(|| names.values().find(|known| Some(*known) == reference.digest())).cloned();
@@ -219,7 +221,7 @@ impl Store {
         digest.map(|digest| self.load(&reference.to_string(), &digest)).transpose()
     }
 
-    /// All images, by name.
+    /// Returns all images, sorted by name.
     pub fn list(&self) -> Result<Vec<Named>, StoreError> {
         let names = self.names().clone();
         let load = |(name, digest): (String, Digest)| {
@@ -229,7 +231,8 @@ impl Store {
         names.into_iter().map(load).collect()
     }
 
-    /// Takes a name away, and says whether it was there. What only it needed goes with the next [`Store::collect`].
+    /// Removes a name. Returns false if it did not exist. Content without a name is removed by the
+    /// next [`Store::collect`].
     pub fn forget(&self, reference: &Reference) -> Result<bool, StoreError> {
         let mut names = self.names();
         let mut changed = names.clone();
@@ -241,7 +244,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes what no name leads to and no container stands on. Call it only while nothing is being added.
+    /// Removes content without a name, unless a container uses it. Do not call it while content is
+    /// being added.
     pub fn collect(&self, in_use: &BTreeSet<PathBuf>) -> Result<(), StoreError> {
         let names = self.names();
         let mut documents = BTreeSet::new();
@@ -260,7 +264,8 @@ impl Store {
         }
         for path in self.content("layers")? {
             if !layers.contains(&path) {
-                // First out of sight in one step: half a layer must never be found under its name.
+                // First move it away in one step: an incomplete layer must never be found under its
+                // name.
                 let unfinished = self.unfinished();
                 let place = at("make a directory in", &unfinished, tempfile::tempdir_in(&unfinished))?;
                 at("remove", &path, fs::rename(&path, place.path().join("layer")))?;
@@ -304,7 +309,7 @@ impl Store {
         self.write(&path, &text)
     }
 
-    /// All of a file or nothing of it, on disk when this returns.
+    /// Writes a file atomically. It is on disk when this returns.
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         let write = || -> io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(self.unfinished())?;

@@ -1,8 +1,8 @@
-//! A layer, from the bytes of its archive to a directory that is one layer of an overlay.
+//! Unpacks the archive of a layer into a directory that becomes one layer of an overlay.
 //!
-//! The archive is hostile. Its entries go where [`tree::Tree`] puts them, which is nowhere but below the directory, and an
-//! entry that asks for something else is refused by its name. What an archive removes from the layers below it ("whiteouts")
-//! becomes what the kernel's overlay understands by that.
+//! The archive is hostile. [`tree::Tree`] writes entries only below the directory, and refuses all
+//! others with their name. Entries that remove files of lower layers ("whiteouts") are converted to
+//! those of the kernel's overlay.
 
 mod archive;
 mod frames;
@@ -18,71 +18,72 @@ use archive::Entries;
 use frames::Frames;
 use tree::Tree;
 
-/// The most that one layer may become.
+/// Limits on one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes after decompression.
+    /// The uncompressed size in bytes.
     pub bytes: u64,
-    /// Files, directories and links.
+    /// The number of files, directories and links.
     pub entries: u64,
 }
 
 impl Default for Limits {
-    /// Far more than images of people have, and little enough that a bomb ends before a disk does.
+    /// Returns limits far above those of real images, but low enough that a decompression bomb does
+    /// not fill the disk.
     fn default() -> Self {
         Self { bytes: 64 << 30, entries: 2_000_000 }
     }
 }
 
-/// What an archive turned out to be.
+/// The digests of an unpacked archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unpacked {
-    /// The name of the bytes as they came, compressed.
+    /// The digest of the compressed bytes.
     pub blob: Digest,
-    /// How many there were.
+    /// The number of compressed bytes.
     pub blob_size: u64,
-    /// The name of the archive itself, before compression.
+    /// The digest of the uncompressed archive.
     pub diff_id: Digest,
 }
 
-/// A layer that was not unpacked. What it had made so far is in the directory still: it is the caller's to remove.
+/// An error of unpacking. The caller must remove the partly filled directory.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The bytes could not be read or are no archive.
+    /// The bytes could not be read, or are no archive.
     #[error("read the archive")]
     Read(#[source] io::Error),
     /// The directory cannot be used.
     #[error("open the layer's directory")]
     Directory(#[source] io::Error),
-    /// An entry that no honest archive has.
+    /// An entry is not allowed.
     #[error("the archive's entry {name:?} is refused: {why}")]
     Refused {
-        /// The entry.
+        /// The name of the entry.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// An entry could not be made.
+    /// An entry could not be created.
     #[error("make the archive's entry {name:?}")]
     Entry {
-        /// The entry.
+        /// The name of the entry.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// There are too many.
+    /// The archive has too many entries.
     #[error("the archive has more than {0} entries")]
     TooMany(u64),
 }
 
-/// The archive is larger than it may be.
+/// The error for an archive beyond its size limit.
 #[derive(Debug, thiserror::Error)]
 #[error("it unpacks to more than {0} bytes")]
 struct TooLarge(u64);
 
-/// Unpacks a layer into an empty directory, and says what it was. Reads to the end, so that the digests are of all of it. What was
-/// written has reached the disk when this returns.
+/// Unpacks a layer into an empty directory and returns its digests. Reads all bytes, so that the
+/// digests cover all of them. All files are on disk when this returns.
 pub fn unpack(compressed: impl Read, directory: &Path, limits: Limits) -> Result<Unpacked, UnpackError> {
     let mut blob = Hashing::new(compressed);
     let diff_id = {
@@ -106,23 +107,23 @@ pub fn unpack(compressed: impl Read, directory: &Path, limits: Limits) -> Result
     Ok(Unpacked { blob, blob_size, diff_id })
 }
 
-/// The bytes without their compression, if they have any, up to a limit.
+/// Decompresses the bytes, if they are compressed, up to a limit.
 pub(crate) fn plain<'a>(bytes: impl BufRead + 'a, limit: u64) -> io::Result<impl Read + 'a> {
     Ok(Limited { inner: decompressed(bytes)?, limit, left: limit })
 }
 
-/// By the first bytes: what an archive is called is often wrong.
+/// Detects the compression by the first bytes, because the media type is often wrong.
 fn decompressed<'a>(mut bytes: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let start = bytes.fill_buf()?;
     Ok(match start {
         [0x1f, 0x8b, ..] => Box::new(MultiGzDecoder::new(bytes)),
-        // A frame, or one to be skipped, with which some tools begin.
+        // A frame, or a skippable frame, which some tools write first.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Box::new(Frames::new(bytes)),
         _ => Box::new(bytes),
     })
 }
 
-/// Ends with an error when there is more than allowed.
+/// A reader that fails beyond a limit.
 struct Limited<R> {
     inner: R,
     limit: u64,

@@ -1,4 +1,4 @@
-//! Who a container runs as, when the image says it by name.
+//! Looks up an image's user in its own `passwd` and `group` files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,36 +15,37 @@ pub struct User {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Its home directory, if the image knows the user.
+    /// The home directory, if the image lists the user.
     pub home: Option<String>,
 }
 
-/// A user that the image does not have.
+/// An error of the lookup.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
-    /// Not in its list of users.
+    /// The user is not listed.
     #[error("unable to find user {0}: no matching entries in passwd file")]
     User(String),
-    /// Not in its list of groups.
+    /// The group is not listed.
     #[error("unable to find group {0}: no matching entries in group file")]
     Group(String),
-    /// The lists cannot be read.
+    /// A list could not be read.
     #[error("read {path} of the image")]
     Read {
-        /// The list.
+        /// The path of the list.
         path: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// The lists are files of the image, so they may be anything.
+/// The maximum size of a list in bytes. The lists come from the image, so they may be anything.
 const LARGEST_LIST: u64 = 1 << 20;
 const PASSWD: &str = "etc/passwd";
 const GROUP: &str = "etc/group";
 
-/// Looks up `USER`, `USER:GROUP` or nothing (root), each a name or a number, in an image with these layers, topmost first.
+/// Looks up `USER`, `USER:GROUP` or the empty text (root) in an image. Each part is a name or a
+/// number. Layers are given topmost first.
 pub fn resolve(user: &str, layers: &[PathBuf]) -> Result<User, UserError> {
     let (user, group) = match user.split_once(':') {
         Some((user, group)) => (user, Some(group)),
@@ -86,7 +87,7 @@ fn shown(name: &str) -> String {
     name.chars().take(64).collect()
 }
 
-/// A file of the image as the topmost layer has it; empty if it is in none.
+/// Reads a file of the image from its topmost layer. Returns an empty text if no layer has it.
 fn list(layers: &[PathBuf], path: &'static str) -> Result<String, UserError> {
     let read = || -> io::Result<String> {
         for layer in layers {
@@ -99,7 +100,7 @@ fn list(layers: &[PathBuf], path: &'static str) -> Result<String, UserError> {
                     File::from(file).take(LARGEST_LIST).read_to_end(&mut bytes)?;
                     return Ok(String::from_utf8_lossy(&bytes).into_owned());
                 }
-                // Removed by this layer, or a link, behind which nobody looks.
+                // This layer removes the file, or it is a link, which is not followed.
                 Ok(_) | Err(Errno::LOOP) => return Ok(String::new()),
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => return Err(error.into()),
@@ -112,11 +113,11 @@ fn list(layers: &[PathBuf], path: &'static str) -> Result<String, UserError> {
 
 fn open(layer: &Path, path: &str) -> Result<OwnedFd, Errno> {
     let layer = rustix::fs::open(layer, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // Without blocking: it may be a pipe.
+    // Do not block: it may be a pipe.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     match rustix::fs::openat2(&layer, path, flags, Mode::empty(), within) {
-        // A whiteout: the device 0:0 has no driver.
+        // This is a whiteout: the device 0:0 has no driver.
         Err(Errno::NXIO | Errno::NODEV) => {
             rustix::fs::openat2(&layer, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within)
         }
@@ -156,7 +157,7 @@ mod tests {
         assert!(matches!(resolve("bad", &layers), Err(UserError::User(_))));
         assert!(matches!(resolve("web:none", &layers), Err(UserError::Group(_))));
 
-        // The top layer's say counts: a link, or that the file is gone.
+        // The top layer wins, also if it has a link or removes the file.
         fs::remove_file(layers[0].join(GROUP)).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", layers[0].join(PASSWD)).unwrap();
         assert!(matches!(resolve("web", &layers), Err(UserError::User(_))));

@@ -1,4 +1,5 @@
-//! The store through its whole life: images in from archives, found, listed, removed, and found again by the next process.
+//! Tests of the store: images are imported, found, listed, removed, and found again by the next
+//! process.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -15,7 +16,7 @@ use warren_image::reference::Reference;
 use warren_image::store::{Store, StoreError};
 use warren_image::unpack::Limits;
 
-/// An archive of these files.
+/// Builds an archive of these files.
 fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     for (name, content) in files {
@@ -39,7 +40,7 @@ fn descriptor(bytes: &[u8]) -> Value {
     json!({"mediaType": "application/octet-stream", "digest": Digest::of(bytes), "size": bytes.len()})
 }
 
-/// The parts of an image with these layers.
+/// The parts of an image.
 struct Parts {
     layers: Vec<Vec<u8>>,
     config: Vec<u8>,
@@ -166,7 +167,8 @@ fn content_that_is_not_what_it_is_called_is_refused_and_leaves_nothing() {
     let good = image(&[&[("a", b"x")]]);
     let other = image(&[&[("a", b"y")]]);
 
-    // A layer of another content under the promised name, and one that its manifest describes but its configuration does not.
+    // A layer with other content than its name promises, and one that the manifest lists but the
+    // configuration does not.
     let swapped =
         layout(&Parts { layers: vec![good.layers[0].clone()], ..image(&[&[("a", b"y")]]) }, Some("t:1"));
     assert!(matches!(bring(&store, &swapped, None), Err(ImportError::Missing(_))));

@@ -1,5 +1,5 @@
-//! The controllers of a home on one machine. They write ahead of the disk; should it refuse what they have counted on, they begin again from what
-//! it has, as after a crash.
+//! Runs the controllers of a home on one machine. They write ahead of the disk. If the disk refuses
+//! such a write, they start again from the state on disk, as after a crash.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,24 +13,25 @@ use warren_controllers::{Config, Controllers};
 use crate::event_expiry;
 use crate::home::in_process;
 
-/// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
+/// The longest time that a claim waits. On one machine no nodes are added, so a sandbox that is not
+/// ready by then will never be.
 const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
-/// A pool is refilled when no claim has taken from it for this long, so that claims are not held up by the starts of containers
-/// that replace what they take: one start is the work of several claims. Claims that come at random have no such pauses unless
-/// they are few.
+/// The pause between claims after which a pool is refilled. Starting a container costs as much as
+/// several claims, so refilling waits until claims pause. Claims at random times rarely pause this
+/// long unless they are few.
 const REFILL_AFTER: Duration = Duration::from_millis(500);
 
-/// Below this part of a pool, claims that do not pause are not waited for: members are started beside them, at first one at a time. With
-/// less, claims that go on for a minute would find containers being started at full speed when there are most of them, and each
-/// costs the more the more there are.
+/// The fraction of a pool below which members are started beside claims, one at a time at first.
+/// With a lower value, claims that continue for a minute would meet containers starting at full
+/// speed when most sandboxes exist, which is when each start costs most.
 const RESERVE: f64 = 0.5;
 
-/// Members of a pool that are started at the same time. Enough to keep two cores busy; few enough that a claim which comes
-/// meanwhile does not wait for hundreds of them.
+/// The number of pool members that start concurrently. It keeps two cores busy, and a new claim
+/// does not wait behind hundreds of starts.
 const STARTS: usize = 8;
 
-/// One machine has one home, so claims, pools, templates and tasks are always served.
+/// Returns the configuration. The extensions (claims, pools, templates and tasks) are always on.
 fn config() -> Config {
     Config {
         extensions: true,
@@ -43,10 +44,11 @@ fn config() -> Config {
     }
 }
 
-/// How long the controllers rest before they begin again: a disk that refused one write seldom takes the next.
+/// The pause before the controllers start again: a disk that refused one write rarely accepts the
+/// next.
 const REST: Duration = Duration::from_secs(1);
 
-/// The controllers, and whoever starts them again.
+/// The controllers, and the task that restarts them.
 pub struct LocalControllers {
     stop: CancellationToken,
     listed: CancellationToken,
@@ -54,7 +56,7 @@ pub struct LocalControllers {
 }
 
 impl LocalControllers {
-    /// Starts them. Returns at once.
+    /// Starts the controllers and returns at once.
     pub fn start(server: &ApiServer, build: BuildInfo) -> LocalControllers {
         let (stop, listed) = (CancellationToken::new(), CancellationToken::new());
         let first = Attempt::begin(server, &Telemetry::new(build));
@@ -64,28 +66,28 @@ impl LocalControllers {
         LocalControllers { stop, listed, supervisor }
     }
 
-    /// Waits until everything that exists has been seen once.
+    /// Waits until all existing objects have been seen once.
     pub async fn wait_until_listed(&self) {
         self.listed.cancelled().await;
     }
 
     /// Returns when the task that keeps the controllers running has died.
     pub async fn died(&mut self) {
-        // A task that panicked has said so already.
+        // The panic has already been logged.
         let _ = (&mut self.supervisor).await;
     }
 
-    /// Stops: no new pass begins, and those under way are finished.
+    /// Stops the controllers: running passes are completed and no new ones begin.
     pub async fn shutdown(self) {
         self.stop.cancel();
         if !self.supervisor.is_finished() {
-            // A task that panicked has said so already.
+            // The panic has already been logged.
             let _ = self.supervisor.await;
         }
     }
 }
 
-/// The controllers from their start until something that they wrote is lost.
+/// The controllers, until one of their writes is lost.
 struct Attempt {
     controllers: Controllers,
     lost: Lost,
@@ -98,7 +100,7 @@ impl Attempt {
         let measured = telemetry.client_layer("in-process").around(transport);
         let client = kube::Client::new(measured, "default");
         let controllers = Controllers::stand_by(client, config(), telemetry.clone());
-        // One machine has one home: nobody else could lead.
+        // One machine has one home, so there is no other leader.
         controllers.lead();
         Attempt { controllers, lost, telemetry: telemetry.clone() }
     }
@@ -129,7 +131,7 @@ async fn supervise(
             "the disk refused what the controllers had written; they begin again from what it has"
         );
         let telemetry = attempt.telemetry.clone();
-        // What is still under way is refused with everything else that follows from what was lost.
+        // Writes in progress are refused, because they may depend on the lost one.
         drop(attempt);
         tokio::select! {
             () = stop.cancelled() => return,

@@ -1,13 +1,13 @@
-//! How many files and connections this process may have open.
+//! The limit of open files and connections of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// As many as a busy home needs: thousands of watches, and a socket or two for each pod. Not as many as there may be, because
-/// some systems allow a billion.
+/// Enough for a busy home: thousands of watches, and a socket or two for each pod. It is not the
+/// maximum, because some systems allow a billion.
 const WANTED: u64 = 65_536;
 
-/// Raises the limit of this process, as far as it may, and says what it is now. To be called when the zygote exists: what
-/// runs in sandboxes keeps the limit that it always had.
+/// Raises the limit of this process as far as allowed and returns it. Call it after the zygote
+/// exists: programs in sandboxes keep the original limit.
 pub fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let allowed = limit.maximum.unwrap_or(u64::MAX).min(WANTED);

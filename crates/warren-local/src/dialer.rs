@@ -1,5 +1,4 @@
-//! Dials the only node for the API server, by a stream within the process, and dials pods for the
-//! router.
+//! Connects the API server to the only node by a stream within the process, and the router to pods.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,19 +9,19 @@ use warren_apiserver::{ByteStream, NodeDialer};
 use warren_node::Node;
 use warren_router::Route;
 
-/// One read of a process's output fits in.
+/// The buffer size: one read of a process's output fits.
 const BUFFER: usize = 64 * 1024;
 
-/// Opens streams to a node that is started after the server that needs it.
+/// Connects to a node that is started after the server that needs it.
 #[derive(Clone, Default)]
 pub struct LocalDialer {
     node: Arc<OnceLock<Node>>,
 }
 
 impl LocalDialer {
-    /// From now on the node can be reached.
+    /// Sets the node. It can be reached from now on.
     pub fn connect(&self, node: Node) {
-        // There is one node in a home and one call.
+        // A home has one node, so there is one call.
         let _ = self.node.set(node);
     }
 
@@ -35,8 +34,9 @@ impl LocalDialer {
 }
 
 impl warren_router::Dialer for LocalDialer {
-    /// Connects to a pod's address, which is of version 4. In an ordinary user's home the address in a pod's status is one of
-    /// version 6 that leads nowhere (`100::/64`): there, and where a pod has none, it connects the way port-forward does.
+    /// Connects to a pod's IPv4 address. In an ordinary user's home, a pod's status has an IPv6
+    /// address that leads nowhere (`100::/64`). For such pods, and for pods without an address, it
+    /// connects like port-forward.
     fn dial<'a>(
         &'a self,
         route: &'a Route,

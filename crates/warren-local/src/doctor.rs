@@ -1,6 +1,7 @@
-//! `warren doctor`: what of this machine a local home needs, what is missing, and how to mend it.
+//! `warren doctor`: checks the requirements of a local home on this machine, and how to meet the
+//! missing ones.
 //!
-//! [`Facts`] are read from the machine; [`examine`] judges them and touches nothing.
+//! [`Facts`] are read from the machine. [`examine`] judges them without any I/O.
 
 mod facts;
 
@@ -10,13 +11,13 @@ use serde::Serialize;
 
 pub use facts::{Facts, FileSystem, Space};
 
-/// How serious a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All is well.
     Ok,
-    /// Sandboxes run, and something about them is less than it could be.
+    /// Sandboxes run with a limitation.
     Warning,
     /// Sandboxes do not run.
     Problem,
@@ -32,19 +33,19 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What was found about one thing.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at: one word, always the same.
+    /// The name of the check: one word, always the same.
     pub check: &'static str,
-    /// What we think of it.
+    /// The severity.
     pub verdict: Verdict,
-    /// What is there.
+    /// The state of the machine.
     pub found: String,
-    /// What that means for sandboxes; empty where all is well.
+    /// The effect on sandboxes. Empty if all is well.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub meaning: String,
-    /// The command that mends it, or what else to do.
+    /// The command that solves it, or other advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -66,18 +67,18 @@ impl Finding {
     }
 }
 
-/// The oldest kernel that will do: the first with overlays on id-mapped layers.
+/// The oldest supported kernel: the first with overlays on id-mapped layers.
 const OLDEST_KERNEL: (u32, u32) = (5, 19);
-/// The first whose tmpfs can map owners.
+/// The first kernel whose tmpfs can map owners.
 const TMPFS_KERNEL: (u32, u32) = (6, 3);
-/// Where a home begins to fail: the store refuses writes on a full disk.
+/// The free space below which a home fails: the store refuses writes on a full disk.
 const NO_SPACE: u64 = 200 << 20;
-/// Where one image more may be too much.
+/// The free space below which another image may not fit.
 const LITTLE_SPACE: u64 = 2 << 30;
-/// Files that an image has, roughly.
+/// The approximate number of files in an image.
 const LITTLE_INODES: u64 = 50_000;
 
-/// Judges everything, in the order in which it should be mended.
+/// Judges all facts, in the order in which problems should be solved.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     vec![
         kernel(facts),
@@ -169,7 +170,8 @@ fn namespaces(facts: &Facts) -> Finding {
     }
 }
 
-/// What keeps ordinary users from user namespaces. Root is not kept from them by any of it but the last.
+/// Checks for settings that deny user namespaces to ordinary users. Only the last of them affects
+/// root.
 fn user_namespaces(facts: &Facts) -> Finding {
     const CHECK: &str = "user-namespaces";
     let meaning = "Ordinary users cannot make sandboxes.";
@@ -307,7 +309,7 @@ fn disk(facts: &Facts) -> Finding {
         let meaning = "A few images or sandboxes may fill it.";
         return Finding::bad("disk", Verdict::Warning, found, meaning, remedy);
     }
-    // Some file systems do not count them.
+    // Some file systems do not count inodes.
     if free_inodes.is_some_and(|free| free < LITTLE_INODES) {
         let found = format!("{found}, but few new files fit");
         return Finding::bad("disk", Verdict::Warning, found, "Unpacking an image may fail.", remedy);
@@ -341,7 +343,7 @@ fn nftables(facts: &Facts) -> Finding {
     }
 }
 
-/// Further runtimes are a choice, so that none is there is no fault.
+/// Checks for further runtimes. They are optional, so having none is no problem.
 fn runtimes(facts: &Facts) -> Finding {
     if !facts.root {
         return Finding::ok("runtimes", "our own; others (`runsc`, say) are for the homes of root");

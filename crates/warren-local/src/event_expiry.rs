@@ -1,4 +1,4 @@
-//! Deletes events an hour after they were recorded, as kube-apiserver does by default. Without it each claim and each pod
+//! Deletes events after an hour, the default of kube-apiserver. Without it each claim and each pod
 //! would leave a few objects for ever.
 
 use std::time::Duration;
@@ -11,16 +11,16 @@ use kube::{Client, ResourceExt as _};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-/// kube-apiserver's `--event-ttl`.
+/// The age at which events are deleted: kube-apiserver's `--event-ttl`.
 const LIFE: Duration = Duration::from_secs(3600);
-/// Between two looks.
+/// The interval of sweeps.
 const LOOK: Duration = Duration::from_secs(5 * 60);
-/// As many are listed at a time.
+/// The page size of lists.
 const PAGE: u32 = 500;
 /// The pause between two deletions. They are not urgent, and each is a write.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Deletes events that are old enough, every few minutes, until told to stop.
+/// Deletes old events every few minutes until told to stop.
 pub(crate) async fn run(client: Client, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
         if let Some(Err(error)) = stop.run_until_cancelled(sweep(&client, Timestamp::now())).await {

@@ -1,4 +1,4 @@
-//! Puts the parts together, keeps them running, and takes them apart.
+//! Starts the parts of a home, keeps them running, and stops them.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -31,14 +31,15 @@ use crate::dialer::LocalDialer;
 use crate::router::{LocalRouter, RouterSocket};
 use crate::{Config, StartError, descriptors, kubeconfig, presentation};
 
-/// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
-/// a node that does not exist.
+/// The name of the only node. It is not the machine's name: if that changed, existing pods would
+/// belong to a node that does not exist.
 pub const NODE_NAME: &str = "local";
 
-/// In the data directory: every object.
+/// The file in the data directory that has all objects.
 pub const STORE: &str = "store.db";
 
-/// How long controllers and node may take to finish what they are at. Dying in the middle is an ordinary day for both.
+/// The time for controllers and node to finish their work at the end. Both can be killed in the
+/// middle without harm.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs until a signal asks to stop.
@@ -50,7 +51,8 @@ pub async fn serve(
     node_threads: &Handle,
     on_ready: impl FnOnce(),
 ) -> Result<(), StartError> {
-    // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
+    // Listen from the start, so that a signal during the start is obeyed as soon as there is
+    // something to stop.
     let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
 
@@ -97,7 +99,7 @@ pub async fn serve(
     let outcome = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        // Without it no pod can be started. The next daemon has a new one, and the same pods.
+        // Without it no pod can be started. The next daemon gets a new one and keeps the pods.
         _ = zygote_ended => Err(StartError::ZygoteEnded),
         died = server.failed() => Err(StartError::Thread(died)),
         _ = futures::future::select_all(&mut listeners) => Err(StartError::Died { what: "a listener of the API" }),
@@ -107,7 +109,7 @@ pub async fn serve(
         tracing::error!(%error, "the home cannot go on");
     }
     info!("stopping; sandboxes run on");
-    // Nobody new gets in; then those who write stop, and last the one they write to.
+    // Stop in this order: listeners, then the parts that write, then the server.
     shutdown.cancel();
     shown.abort();
     let _ = std::fs::remove_file(&config.api_socket);
@@ -118,21 +120,21 @@ pub async fn serve(
     }
     server.shutdown().await;
     for listener in listeners.into_iter().filter(|listener| !listener.is_finished()) {
-        // A listener that panicked has said so already.
+        // The panic of a listener has already been logged.
         let _ = listener.await;
     }
     info!("stopped");
     outcome
 }
 
-/// Starts the node on threads of its own.
+/// Starts the node on its own threads.
 fn start_node(config: NodeConfig, threads: &Handle) -> Result<Node, warren_node::StartError> {
     let _there = threads.enter();
     Node::start(config)
 }
 
-/// Tells when the zygote has ended. A thread of its own: the connection is also read by whoever starts a pod, and only
-/// a hang-up, which the runtime does not single out, is of interest here.
+/// Reports the end of the zygote. It uses a thread, because the connection is also read for each
+/// start of a pod, and the async runtime cannot wait for a hang-up alone.
 pub fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new().name("warren-watch".to_owned()).spawn(move || {
@@ -146,13 +148,13 @@ pub fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
                 }
             }
         }
-        // Nobody listens any more when the home is on its way down.
+        // If the home is stopping, the receiver is gone.
         let _ = sender.send(());
     })?;
     Ok(receiver)
 }
 
-/// The server for a part of this process.
+/// Returns the server as an in-process service for a part of this process.
 pub fn in_process(server: &ApiServer, user: &str) -> InProcess {
     server.as_user(Identity::new(user, ["system:masters".to_owned()])).without_managed_fields()
 }
@@ -176,7 +178,8 @@ async fn open_server(config: &Config, pki: &Pki, dialer: LocalDialer) -> Result<
     Ok(server)
 }
 
-/// The connections of two listeners may take three quarters of the descriptors; pods and the store need some as well.
+/// Returns the limits of clients. The connections of the two listeners may use three quarters of
+/// the descriptors; pods and the store need the rest.
 fn limits() -> Limits {
     let descriptors = usize::try_from(descriptors::raise_limit()).unwrap_or(usize::MAX);
     let usual = Limits::default();
@@ -193,7 +196,7 @@ async fn listen_tcp(config: &Config) -> Result<TcpListener, StartError> {
     TcpListener::bind(config.listen).await.map_err(|source| failed("listen on", config.listen, source))
 }
 
-/// The keys and certificates of the home, made at the first start.
+/// Opens the keys and certificates of the home, and creates them at the first start.
 fn open_pki(config: &Config) -> Result<Pki, StartError> {
     let hosts =
         ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), config.listen.ip().to_string()];
@@ -203,7 +206,7 @@ fn open_pki(config: &Config) -> Result<Pki, StartError> {
     Ok(Pki::open(&config.directory.join("pki"), &hosts, Timestamp::now())?)
 }
 
-/// Writes the kubeconfig that goes with an address and the certificates.
+/// Writes the kubeconfig for an address and the certificates.
 fn publish(config: &Config, pki: &Pki, address: SocketAddr) -> Result<TlsAccess, StartError> {
     let text = pki.kubeconfig(&format!("https://{}", reachable(address)))?;
     if !address.ip().is_loopback() {
@@ -214,7 +217,8 @@ fn publish(config: &Config, pki: &Pki, address: SocketAddr) -> Result<TlsAccess,
     Ok(TlsAccess { config: pki.server_config()?, admin_token: Some(pki.admin_token()?) })
 }
 
-/// The address under which this machine's own clients reach a listener: one on all addresses is also on loopback.
+/// Returns the address under which clients on this machine reach a listener. One on all addresses
+/// is reached on loopback.
 pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -226,7 +230,7 @@ pub fn reachable(address: SocketAddr) -> SocketAddr {
 
 fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
     let path = &config.api_socket;
-    // Left by a daemon that was killed: we hold the lock, so nobody listens there.
+    // Left by a killed daemon. We hold the lock, so it has no listener.
     match std::fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             return Err(failed("remove", path.display(), source));

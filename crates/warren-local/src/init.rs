@@ -1,8 +1,8 @@
-//! The program that the node brings into containers.
+//! The program that the node adds to containers.
 
 use warren_oci::host_image::HostImage;
 
-/// What runs as the first process of a container that only has to be there, whatever its image.
+/// Returns the command of an idle container, for any image.
 pub fn init_command() -> Vec<String> {
     HostImage::default_command()
 }

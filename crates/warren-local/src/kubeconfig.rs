@@ -1,4 +1,4 @@
-//! The files that tell clients how to reach a home: its kubeconfig, and the URL of its router.
+//! Files with which clients find a home: its kubeconfig, and the URL of its router.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Writes the file, for its owner only, whole or not at all.
+/// Writes a file atomically. Only its owner may read it.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
-    // One that is right already stays: a home comes back even on a full disk.
+    // Keep a file that is already right, so that a home can start on a full disk.
     if fs::read_to_string(path).is_ok_and(|known| known == text) {
         return Ok(());
     }
@@ -19,15 +19,15 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(unfinished, path)
 }
 
-/// The port in a kubeconfig that was written before; none if it cannot be read. Clients that have a copy of the file
-/// go on working when a home comes back where it was.
+/// Returns the port in an existing kubeconfig, if it can be read. With the same port, clients with
+/// a copy of the file keep working after a restart.
 pub fn port_of_last_time(path: &Path) -> Option<u16> {
     let config: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let server = config.pointer("/clusters/0/cluster/server")?.as_str()?;
     server.rsplit_once(':')?.1.parse().ok()
 }
 
-/// Returns the port in the file of a router's URL that was written before.
+/// Returns the port in an existing file with a router's URL.
 pub fn router_port_of_last_time(path: &Path) -> Option<u16> {
     fs::read_to_string(path).ok()?.trim().rsplit_once(':')?.1.parse().ok()
 }

@@ -1,9 +1,10 @@
-//! The local home: API server, controllers, node and router in one process, over one data directory.
+//! The local home: API server, controllers, node and router in one process, over one data
+//! directory.
 //!
-//! It puts the drivers together and decides nothing of its own: they talk to each other through the API only, here
-//! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
-//! outside of this process and do not notice its end. Start reading at [`run`]; [`run_member`] is the node without the rest,
-//! for a cluster.
+//! This crate starts the drivers and makes no decisions. They communicate only through the API,
+//! here by a client that is connected to the server in process. It parses no arguments and prints
+//! nothing. Sandboxes run outside of this process and survive it. Start reading at [`run`].
+//! [`run_member`] is the node alone, for a cluster.
 
 mod controllers;
 mod descriptors;
@@ -45,127 +46,130 @@ use lock::{Lock, Starting};
 use warren_oci::privileges::Privileges;
 use warren_oci::zygote::StartZygoteError;
 
-/// Everything a home needs to know.
+/// The configuration of a home.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The data directory: it exists, and the path is canonical.
+    /// The data directory. It exists, and the path is canonical.
     pub directory: PathBuf,
-    /// Where the API listens for this machine's own users.
+    /// The unix socket of the API, for users of this machine.
     pub api_socket: PathBuf,
-    /// Where the API listens for everybody else, with TLS. With port 0, the port of last time if it is free.
+    /// The TLS address of the API, for all other clients. Port 0 means the previous port if it is
+    /// free.
     pub listen: SocketAddr,
-    /// How images are pulled.
+    /// The configuration of image pulls.
     pub registries: RegistryConfig,
-    /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
+    /// Further runtimes for pods. `runsc` is available as `gvisor` if it is found, even if it is
+    /// not named.
     pub runtimes: Vec<NamedRuntime>,
-    /// The directories of this machine that pods may have as volumes.
+    /// The directories of this machine that pods may mount.
     pub host_paths: Vec<HostPath>,
-    /// Where programs are found: `PATH`.
+    /// The search path for programs: `PATH`.
     pub program_path: Option<OsString>,
-    /// The address that the router listens on, on loopback. With port 0, the port of last time if
-    /// it is free.
+    /// The loopback address of the router. Port 0 means the previous port if it is free.
     pub router_listen: SocketAddr,
     /// The file for the router's address.
     pub router_url: PathBuf,
-    /// The file for the key that signs tokens for the router; made if it is not there.
+    /// The file for the key that signs tokens for the router. It is created if missing.
     pub router_token_key: PathBuf,
-    /// Where the kubeconfig for that goes.
+    /// The file for the kubeconfig.
     pub kubeconfig: PathBuf,
-    /// What to call ourselves in the lock file.
+    /// Our version, for the lock file.
     pub version: String,
-    /// What this program was built from, for its metrics.
+    /// The build of this program, for its metrics.
     pub build: BuildInfo,
 }
 
-/// A home could not be started.
+/// An error of a home.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Other users could read the data directory.
     #[error(transparent)]
     Privacy(#[from] PrivacyError),
-    /// Somebody else has it, or the lock file cannot be used.
+    /// Another daemon holds the lock, or the lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The data directory is that of a node of a cluster, whose pods are not ours.
+    /// The data directory belongs to a node of a cluster, with its pods.
     #[error("`{}` is the data directory of a node of a cluster", directory.display())]
     Member {
-        /// Which directory.
+        /// The path of the directory.
         directory: PathBuf,
     },
-    /// A runtime that was named is none.
+    /// A named runtime does not work.
     #[error(transparent)]
     OtherRuntime(#[from] RuntimeError),
-    /// What we may do on this machine could not be found out.
+    /// The privileges of this process could not be determined.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
-    /// Cgroups that were given to the user could not be used.
+    /// Cgroups that were delegated to the user could not be used.
     #[error("move to a place of our own in the cgroup that was given to us")]
     Cgroups(#[source] io::Error),
-    /// The process that forks shims could not be made.
+    /// The zygote could not be started.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
-    /// That process has ended.
+    /// The zygote has ended.
     #[error("the zygote has ended, and no pod can be started without it")]
     ZygoteEnded,
     /// A thread of the API server has died.
     #[error(transparent)]
     Thread(#[from] warren_apiserver::ThreadEnded),
-    /// A task that the home cannot do without has died.
+    /// A task that the home needs has died.
     #[error("{what} died, and the home cannot go on without it")]
     Died {
-        /// Which one.
+        /// The name of the task.
         what: &'static str,
     },
-    /// No threads.
+    /// The async runtime could not be started.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
-    /// The API server did not come up.
+    /// The API server could not be started.
     #[error("start the API server")]
     ApiServer(#[from] warren_apiserver::OpenError),
-    /// No certificates.
+    /// The certificates could not be prepared.
     #[error("prepare the certificates")]
     Certificates(#[from] warren_apiserver::pki::PkiError),
-    /// A file or a socket could not be made.
+    /// A file or socket could not be created.
     #[error("{action} `{on}`")]
     Make {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// A path or an address.
+        /// The path or address.
         on: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The router would be reached from other machines, whose users cannot be told apart.
+    /// The router's address is not on loopback. Other machines could reach it, and their users
+    /// cannot be told apart.
     #[error("the router of a local home listens on loopback only, and {address} is not")]
     RouterNotOnLoopback {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
     /// The key that signs tokens for the router cannot be used.
     #[error("use the key in `{}`; without the file a new one is made", path.display())]
     RouterTokenKey {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The underlying key error.
         #[source]
         source: warren_router::token::KeyError,
     },
-    /// The definitions of our resources could not be written down.
+    /// The resource definitions could not be serialised.
     #[error("describe the resources")]
     Definitions(#[source] serde_json::Error),
-    /// The node did not come up.
+    /// The node could not be started.
     #[error("start the node")]
     Node(#[from] warren_node::StartError),
 }
 
-/// How long tasks that are in the middle of something may take at the end.
+/// The time for unfinished tasks at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long the API of a home has to answer whether it lives.
+/// The time limit of the API's answer.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Whether the API of a home answers. One whose process was killed takes connections for a moment longer, but says nothing.
+/// Returns true if the API of a home answers. If its process was just killed, the socket still
+/// accepts connections for a moment, but does not answer.
 fn answers(socket: &Path) -> bool {
     let asked = || -> io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
@@ -179,23 +183,25 @@ fn answers(socket: &Path) -> bool {
     asked().unwrap_or(false)
 }
 
-/// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
+/// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API
+/// answers.
 ///
-/// To be called by a process with one thread: the zygote and the threads begin as their maker, each at its time. An ordinary user's comes here by way of
-/// [`enter_user_namespace`]. After a `kill -9` at any point, the next
-/// call finds the objects, the running sandboxes and whatever has to be cleaned up.
+/// The process must be single-threaded: the zygote and the threads inherit the properties
+/// that it has when they are made. An ordinary user's process calls [`enter_user_namespace`] first.
+/// After a `kill -9` at any point, the next call finds the objects, the running sandboxes and
+/// everything that needs cleanup.
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
     private::tighten(&config.directory)?;
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
-    // Before its lock is waited for.
+    // Check this before waiting for its lock.
     if member::is_member(&config.directory) {
         return Err(StartError::Member { directory: config.directory });
     }
     let holder = Holder { pid, version: config.version.clone(), settings: Some(Settings::of(&config)) };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
     let privileges = Privileges::of_this_process().map_err(StartError::Privileges)?;
-    // Their programs are asked who they are, which is for a process with one thread, too.
+    // Their programs are executed to identify them, which also needs a single-threaded process.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = warren_node::start_zygote()?;

@@ -1,8 +1,9 @@
-//! One daemon for one data directory.
+//! The locks of a data directory: one daemon at a time.
 //!
-//! Two locks, both released by the kernel however their holder ends. `lock` is held for a daemon's whole life
-//! and its text says who holds it. `start.lock` is held from before that until the API is ready, so whoever
-//! waits for it, waits for the end of a start: nobody has to ask again and again whether the API answers yet.
+//! The kernel releases both locks however their holder ends. `lock` is held for a daemon's whole
+//! life, and its text describes the holder. `start.lock` is taken before it and held until the API
+//! is ready. So waiting for `start.lock` is waiting for the end of a start, without polling the
+//! API.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -16,19 +17,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// How long one that is on its way out may take: it lets the store finish, and the kernel takes it apart.
+/// The longest time that a daemon needs to leave: the store finishes, and the kernel frees the
+/// process.
 const LEAVING: Duration = Duration::from_secs(30);
-/// The most that is read of what a holder says about itself.
+/// The maximum length of a holder's description.
 const LONGEST_HOLDER: u64 = 64 << 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Who holds a home. Written to the lock file, for other daemons and for `warren down`.
+/// The holder of a home. It is written to the lock file, for other daemons and for `warren down`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// The daemon's process.
+    /// The daemon's process id.
     pub pid: u32,
-    /// Which version it is.
+    /// Its version.
     pub version: String,
     /// The settings that it was started with. Nodes of clusters and older programs do not report
     /// them.
@@ -36,7 +38,7 @@ pub struct Holder {
     pub settings: Option<Settings>,
 }
 
-/// The settings that a home was started with and keeps until it is stopped, in the form of its
+/// The settings that a home is started with and keeps until it is stopped, in the form of its
 /// flags.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,11 +48,11 @@ pub struct Settings {
     /// The address that the router listens on. Earlier versions have none.
     #[serde(default)]
     pub router_listen: Option<SocketAddr>,
-    /// Registries that are spoken to without TLS.
+    /// Registries that are accessed without TLS.
     pub insecure_registries: Vec<String>,
     /// Further runtimes, as `NAME=PATH`.
     pub runtimes: Vec<String>,
-    /// Directories that pods may have, as `DIR` or `DIR:rw`.
+    /// Directories that pods may mount, as `DIR` or `DIR:rw`.
     pub host_paths: Vec<String>,
 }
 
@@ -71,35 +73,35 @@ impl Settings {
     }
 }
 
-/// The lock could not be taken.
+/// An error of taking the lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another daemon has it.
+    /// Another daemon holds it.
     #[error("process {} (warren {}) already runs the home in `{}`", holder.pid, holder.version, directory.display())]
     Held {
         /// The data directory.
         directory: PathBuf,
-        /// Who it is.
+        /// The other daemon.
         holder: Box<Holder>,
     },
     /// The file could not be opened, locked or written.
     #[error("lock `{}`", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// A start that is going on. Dropping it, or dying, ends the start.
+/// A start in progress. Dropping it, or the end of the process, ends the start.
 #[derive(Debug)]
 pub struct Starting {
     _file: File,
 }
 
-/// A home that is ours for as long as this lives.
+/// The lock of our home. It is held as long as this value exists.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -138,14 +140,14 @@ impl Starting {
     }
 }
 
-/// Returns when no start is going on: the home is then either ready or not running.
+/// Waits until no start is in progress. The home is then either ready or not running.
 pub fn wait_for_start(directory: &Path) -> Result<(), LockError> {
     Starting::wait(directory, FlockOperation::LockShared).map(drop)
 }
 
 impl Lock {
-    /// Takes a home, or says who has it. To be called during a start of our own: no other is going on then, so a holder that
-    /// does not answer is on its way out, and is waited for.
+    /// Takes a home. Fails if another daemon runs it. Call it during our own start. No other start
+    /// is then in progress, so a holder that does not answer is leaving, and this waits for it.
     pub fn take(directory: &Path, holder: &Holder, answers: impl Fn() -> bool) -> Result<Self, LockError> {
         let path = home_lock(directory);
         let mut file = open(&path)?;
@@ -160,7 +162,7 @@ impl Lock {
             std::thread::sleep(LOOK_AGAIN);
         }
         let text = serde_json::to_vec(holder).map_err(|error| failed(error.into()))?;
-        // Cut to length last: what was given back to a full disk may not be had again.
+        // Truncate last: on a full disk, space that is given up may not be available again.
         file.rewind()
             .and_then(|()| file.write_all(&text))
             .and_then(|()| file.set_len(text.len() as u64))
@@ -169,7 +171,7 @@ impl Lock {
     }
 }
 
-/// Who runs the home, if anybody does.
+/// Returns the holder of the home, if any.
 pub fn holder(directory: &Path) -> Result<Option<Holder>, LockError> {
     let path = home_lock(directory);
     let failed = |source| LockError::File { path: path.clone(), source };
@@ -195,9 +197,9 @@ fn try_lock(file: &File) -> std::io::Result<bool> {
 fn read_holder(file: &mut File) -> std::io::Result<Holder> {
     let mut text = String::new();
     file.rewind()?;
-    // A holder writes one object; whatever else may be in the file need not be read whole.
+    // A holder writes one object. Limit the read in case the file contains anything else.
     file.take(LONGEST_HOLDER).read_to_string(&mut text)?;
-    // The end of an older text may still follow.
+    // The end of an older text may follow.
     let first = serde_json::Deserializer::from_str(&text).into_iter().next();
     Ok(first.ok_or(std::io::ErrorKind::UnexpectedEof)??)
 }
@@ -232,7 +234,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("make a directory");
         let leaving =
             std::cell::Cell::new(Some(Lock::take(directory.path(), &somebody(12), || false).expect("take")));
-        // It is gone by the time that it has been asked.
+        // The holder exits while it is probed.
         let taken = Lock::take(directory.path(), &somebody(34), || {
             drop(leaving.take());
             false
@@ -252,7 +254,8 @@ mod tests {
                 wait_for_start(directory.path()).expect("wait");
                 sender.send("waited").expect("send");
             });
-            // Sent before the start ends; had the other not waited, its word would be the first.
+            // This is sent before the start ends. If the other did not wait, its message would come
+            // first.
             sender.send("ended").expect("send");
             drop(starting);
         });

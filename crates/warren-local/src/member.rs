@@ -1,5 +1,5 @@
-//! The node alone, as a member of a cluster: the same node as in the local home, over a data directory of its own, with the
-//! cluster's API server in the place of ours.
+//! A node as a member of a cluster: the same node as in the local home, with its own data directory
+//! and the cluster's API server.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,126 +26,128 @@ use crate::{
     FAREWELL, NamedRuntime, PrivacyError, RuntimeError, descriptors, home, private, rest, runtimes, threads,
 };
 
-/// As often as kubelet: a node is lost after four that did not come.
+/// The interval of heartbeats, the same as kubelet's. A node is lost after four missing ones.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long the node may take to leave what it is at. Dying in the middle is an ordinary day for it.
+/// The time for the node to finish its work at the end. It can be killed in the middle without
+/// harm.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A signal this soon after the first is the same wish once more.
+/// A signal this soon after the first one counts as the same request.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
-/// How long another node on the same directory has to take a connection.
+/// The time limit for another node on the same directory to accept a connection.
 const ANSWER: Duration = Duration::from_secs(2);
-/// In the data directory: which cluster it belongs to. A local home would take its pods for those of objects that are gone, and
-/// end them.
+/// The file in the data directory that names the cluster. A local home checks it, because it would
+/// end the cluster's pods as leftovers.
 const MARK: &str = "cluster";
 
-/// Everything a member needs to know.
+/// The configuration of a member.
 #[derive(Clone, Debug)]
 pub struct MemberConfig {
-    /// The data directory: it exists, and the path is canonical.
+    /// The data directory. It exists, and the path is canonical.
     pub directory: PathBuf,
-    /// How it reaches the API server; `None`: as kubectl and programs in pods find it.
+    /// The kubeconfig for the API server. `None`: found as by kubectl and programs in pods.
     pub kubeconfig: Option<PathBuf>,
-    /// The name of its Node; `None`: the machine's.
+    /// The name of its Node. `None`: the machine's.
     pub name: Option<String>,
-    /// The address that it gives for itself; `None`: the one from which this machine reaches the API server.
+    /// The address in its status. `None`: the one from which this machine reaches the API server.
     pub address: Option<IpAddr>,
-    /// Where kubelet's API listens.
+    /// The address of kubelet's API.
     pub listen: SocketAddr,
-    /// Its certificates.
+    /// The certificates of kubelet's API.
     pub access: KubeletAccess,
-    /// How images are pulled.
+    /// The configuration of image pulls.
     pub registries: RegistryConfig,
-    /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
+    /// Further runtimes for pods. `runsc` is available as `gvisor` if it is found, even if it is
+    /// not named.
     pub runtimes: Vec<NamedRuntime>,
-    /// Where programs are looked for, as `PATH` has it.
+    /// The search path for programs: `PATH`.
     pub program_path: Option<OsString>,
-    /// Whether to serve volume claims with directories of this machine.
+    /// True to serve volume claims with directories of this machine.
     pub serve_claims: bool,
-    /// How long pods may take to leave when the node is asked to stop; zero leaves them running.
+    /// The time for pods to leave when the node is stopped. Zero leaves them running.
     pub drain: Duration,
-    /// What to call ourselves in the lock file.
+    /// Our version, for the lock file.
     pub version: String,
 }
 
-/// What became of a configuration, for people to read.
+/// A running member, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Our process.
+    /// Our process id.
     pub pid: u32,
     /// The name of the Node.
     pub name: String,
-    /// The API server.
+    /// The URL of the API server.
     pub server: String,
-    /// Where kubelet's API listens.
+    /// The address of kubelet's API.
     pub listen: SocketAddr,
 }
 
-/// A member could not be started, or had to stop.
+/// An error of a member.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// What we may do on this machine could not be found out.
+    /// The privileges of this process could not be determined.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
     /// Other users could read the data directory.
     #[error(transparent)]
     Privacy(#[from] PrivacyError),
-    /// Somebody else has the data directory.
+    /// Another process holds the data directory.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The data directory is that of a local home, whose pods are not the cluster's.
+    /// The data directory belongs to a local home, with its pods.
     #[error("`{}` is the data directory of a local home", directory.display())]
     LocalHome {
-        /// Which directory.
+        /// The path of the directory.
         directory: PathBuf,
     },
-    /// Containers of a cluster's pods are for root to make.
+    /// Only root can make the containers of a cluster's pods.
     #[error("a node of a cluster runs as root")]
     NotRoot,
-    /// A runtime that was named does not work.
+    /// A named runtime does not work.
     #[error(transparent)]
     Runtimes(#[from] RuntimeError),
-    /// The process that forks shims could not be made.
+    /// The zygote could not be started.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
-    /// That process has ended.
+    /// The zygote has ended.
     #[error("the zygote has ended, and no pod can be started without it")]
     ZygoteEnded,
-    /// No threads.
+    /// The async runtime could not be started.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
     /// The kubeconfig cannot be used.
     #[error("read {from}")]
     Kubeconfig {
-        /// Which one.
+        /// The source of the kubeconfig.
         from: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// What it says cannot be made into a client.
+    /// No client could be made from the kubeconfig.
     #[error("use the kubeconfig")]
     Client(#[source] Box<kube::Error>),
-    /// This machine's address is not known.
+    /// The address of this machine is unknown.
     #[error("find the address from which this machine reaches `{server}`")]
     Address {
-        /// The API server.
+        /// The URL of the API server.
         server: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A file or a socket could not be made.
+    /// A file or socket could not be created.
     #[error("{action} `{on}`")]
     Make {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// A path or an address.
+        /// The path or address.
         on: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The node did not come up.
+    /// The node could not be started.
     #[error("start the node")]
     Node(#[from] warren_node::StartError),
     /// Its API cannot be served.
@@ -153,11 +155,12 @@ pub enum MemberError {
     Access(#[from] AccessError),
 }
 
-/// Runs a member until SIGTERM or SIGINT, which empties the node first; a second one leaves at once. `on_ready` is called when the
-/// API server knows the node.
+/// Runs a member until SIGTERM or SIGINT. The first signal drains the node, a second one ends it at
+/// once. `on_ready` is called when the node is registered.
 ///
-/// To be called by a process with one thread: the zygote and the threads begin as their maker, each at its time. After a `kill -9` at any point pods run on, and the next
-/// call finds them.
+/// The process must be single-threaded: the zygote and the threads inherit the properties
+/// that it has when they are made. After a `kill -9` at any point pods continue, and the next call
+/// finds them.
 pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Result<(), MemberError> {
     let privileges = Privileges::of_this_process().map_err(MemberError::Privileges)?;
     if privileges != Privileges::Machine {
@@ -165,13 +168,13 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     }
     private::tighten(&config.directory)?;
     let starting = Starting::begin(&config.directory)?;
-    // Before its lock is waited for.
+    // Check this before waiting for its lock.
     if config.directory.join(home::STORE).exists() {
         return Err(MemberError::LocalHome { directory: config.directory });
     }
     let holder = Holder { pid: std::process::id(), version: config.version.clone(), settings: None };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
-    // Their programs are asked who they are, which is for a process with one thread, too.
+    // Their programs are executed to identify them, which also needs a single-threaded process.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     let zygote = warren_node::start_zygote()?;
     let runtime = threads::of_node().map_err(MemberError::Runtime)?;
@@ -181,14 +184,15 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     outcome
 }
 
-/// Whether the node of a directory still takes connections. One whose process was killed does not.
+/// Returns true if the node of a directory accepts connections. It does not if its process was
+/// killed.
 fn answers(directory: &Path) -> bool {
     let mark = std::fs::read_to_string(directory.join(MARK)).unwrap_or_default();
     let listens = mark.lines().nth(1).and_then(|line| line.parse::<SocketAddr>().ok());
     listens.is_some_and(|address| TcpStream::connect_timeout(&home::reachable(address), ANSWER).is_ok())
 }
 
-/// Whether a data directory is that of a member of a cluster.
+/// Returns true if a data directory belongs to a member of a cluster.
 pub(crate) fn is_member(directory: &Path) -> bool {
     directory.join(MARK).exists()
 }
@@ -200,7 +204,8 @@ async fn serve(
     starting: Starting,
     on_ready: impl FnOnce(&Member),
 ) -> Result<(), MemberError> {
-    // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
+    // Listen from the start, so that a signal during the start is obeyed as soon as there is
+    // something to stop.
     let mut terminate = signal(SignalKind::terminate()).map_err(MemberError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(MemberError::Runtime)?;
     let zygote = Arc::new(zygote);
@@ -233,7 +238,7 @@ async fn serve(
     })?;
     let mut listening = pin!(node.listen(listener, &config.access)?);
     drop(starting);
-    // An API server that is away is waited for, and a signal obeyed meanwhile.
+    // Wait for an unavailable API server, and obey signals meanwhile.
     let ready = async {
         node.wait_until_registered().await;
         info!(node = %name, %server, %listen, directory = %config.directory.display(), "taking pods");
@@ -244,7 +249,7 @@ async fn serve(
     let (outcome, stopped) = tokio::select! {
         _ = terminate.recv() => (Ok(()), true),
         _ = interrupt.recv() => (Ok(()), true),
-        // Without it no pod can be started. The next node has a new one, and the same pods.
+        // Without it no pod can be started. The next node gets a new one and keeps the pods.
         _ = zygote_ended => (Err(MemberError::ZygoteEnded), false),
         never = ready => match never {},
         ended = &mut listening => match ended {
@@ -252,9 +257,9 @@ async fn serve(
             Err(error) => (Err(error.into()), false),
         },
     };
-    // A supervisor that starts us again after a failure wants its pods as they are.
+    // After a failure, keep the pods for the process that a supervisor starts next.
     if stopped {
-        // Pods that take their time can be looked at meanwhile.
+        // Serve the API while pods end slowly.
         tokio::select! {
             () = drain(&node, config.drain, &mut terminate, &mut interrupt) => {}
             _ = &mut listening => {}
@@ -273,7 +278,7 @@ async fn drain(node: &Node, patience: Duration, terminate: &mut Signal, interrup
     }
     info!("stopping once the pods have left; another signal, later than a second, leaves them running");
     let another = async {
-        // Supervisors, shells and people send the same wish several times at once.
+        // Supervisors, shells and people often send a signal several times.
         tokio::time::sleep(SAME_SIGNAL).await;
         another_signal(terminate, interrupt).await;
     };
@@ -286,7 +291,7 @@ async fn drain(node: &Node, patience: Duration, terminate: &mut Signal, interrup
     }
 }
 
-/// Waits for a signal that comes from now on. One that came before is forgotten.
+/// Waits for a new signal. Earlier ones are discarded.
 async fn another_signal(terminate: &mut Signal, interrupt: &mut Signal) {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     for signal in [&mut *terminate, &mut *interrupt] {
@@ -313,7 +318,8 @@ async fn cluster(kubeconfig: Option<&Path>) -> Result<kube::Config, MemberError>
     kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// The address that packets to the server would have as their source. None is sent: a datagram socket is only told where to.
+/// Returns the source address of packets to the server. No packet is sent: connecting a datagram
+/// socket only selects the route.
 async fn address_towards(server: &http::Uri) -> io::Result<IpAddr> {
     let host = server.host().unwrap_or_default().trim_matches(['[', ']']);
     let port = server.port_u16().unwrap_or(443);
@@ -328,13 +334,13 @@ async fn address_towards(server: &http::Uri) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The machine's name as a Node may have it.
+/// Returns the machine's name as a valid name of a Node.
 fn machine_name() -> String {
     uname().nodename().to_string_lossy().to_lowercase()
 }
 
-/// Writes down whose the directory is, for people and for a local home that must not take it, and where the node listens, for
-/// the next one on this directory.
+/// Writes the owner of the directory, for people and for a local home, and the address of the
+/// node's API, for the next node on this directory.
 fn mark(directory: &Path, name: &str, server: &str, listen: SocketAddr) -> Result<(), MemberError> {
     let path = directory.join(MARK);
     std::fs::write(&path, format!("node `{name}` of {server}\n{listen}\n"))

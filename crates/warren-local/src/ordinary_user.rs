@@ -1,27 +1,27 @@
-//! The home of an ordinary user: the whole daemon lives in a user namespace, where it is root.
+//! The home of an ordinary user: the whole daemon runs in a user namespace, as its root.
 //!
-//! The alternative, a daemon outside and only its zygote inside, would have to ask somebody inside for each file that
-//! belongs to a further id of the user: to unpack, to hand over and to remove them.
+//! The alternative is a daemon outside with only its zygote inside. It would need a helper inside
+//! for each file that belongs to a further id of the user: to unpack, to pass and to remove it.
 
 use std::io;
 
 use warren_oci::privileges::{EnterError, Privileges, become_namespace_root};
 
-/// An ordinary user cannot have a home here.
+/// The error if an ordinary user cannot have a home here.
 #[derive(Debug, thiserror::Error)]
 pub enum OrdinaryUserError {
     /// `/proc` could not be read.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
-    /// No user namespace.
+    /// No user namespace could be made.
     #[error(transparent)]
     Enter(#[from] EnterError),
 }
 
-/// Makes an ordinary user's process root of a user namespace of its own, and says that it has: then it has to run its program
-/// anew before it is of any use. Root stays where it is.
+/// Makes an ordinary user's process root of its own user namespace. Returns true if it did; the
+/// process must then execute its program again before any other use. For root it does nothing.
 ///
-/// To be called by a process with one thread.
+/// The process must be single-threaded.
 pub fn enter_user_namespace() -> Result<bool, OrdinaryUserError> {
     if Privileges::of_this_process().map_err(OrdinaryUserError::Privileges)? != Privileges::Ordinary {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! Ending the processes of pods while no daemon runs.
+//! Ends the processes of pods while no daemon runs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,37 +8,38 @@ use warren_oci::cleanup::{self, CleanupError};
 use warren_oci::client::{CallError, ShimClient};
 use warren_oci::protocol::Call;
 
-/// A pod's processes could not be ended.
+/// An error of ending pods.
 #[derive(Debug, thiserror::Error)]
 pub enum EndPodsError {
     /// The pods could not be listed.
     #[error("list `{}`", path.display())]
     List {
-        /// Their directory.
+        /// The directory of the pods.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A pod's shim is there but does not do as told.
+    /// A pod's shim runs but does not obey.
     #[error("end the pod in `{}`", path.display())]
     Shim {
         /// The pod's directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: CallError,
     },
-    /// What is left of a pod without a shim would not go.
+    /// The leftovers of a pod without a shim could not be removed.
     #[error(transparent)]
     Cleanup(#[from] CleanupError),
-    /// The bridge or the packet rules of the pod network would not go.
+    /// The bridge or the packet rules of the pod network could not be removed.
     #[error("remove the pod network")]
     Network(#[source] io::Error),
 }
 
-/// Ends every process of every pod of a home, and returns how many pods had any. Their files and what is known of how
-/// their containers ended stay for the next daemon, which starts again what should run. Safe to repeat.
+/// Ends every process of every pod of a home, and returns the number of pods that had any. It may
+/// be repeated. Files and recorded exit statuses stay for the next daemon, which starts again the
+/// pods that should run.
 pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> {
     let pods = directory.join("pods");
     let mut ended = 0;
@@ -48,7 +49,8 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
                 shut_down(&shim).map_err(|source| EndPodsError::Shim { path, source })?;
                 ended += 1;
             }
-            // No shim: it has ended before, or was killed. Its record and the cgroups below say whether something is left.
+            // The shim has ended or was killed. The record and the cgroups below show if any
+            // process is left.
             Ok(None) => cleanup::kill_recorded(&path)
                 .map_err(|source| EndPodsError::Shim { path, source: source.into() })?,
             Err(source) => return Err(EndPodsError::Shim { path, source: source.into() }),
@@ -62,11 +64,11 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
     Ok(ended)
 }
 
-/// A pod's shim, if it has one. The daemon may have had it forked a moment before it ended, so that it is there without
-/// listening yet.
+/// Connects to a pod's shim, if it has one. The daemon may have forked it just before it ended, so
+/// it may not listen yet.
 fn connect(pod_directory: &Path) -> io::Result<Option<ShimClient>> {
     loop {
-        // Asked first: a shim whose record is there by now listens.
+        // Read this first: if the shim's record exists by now, the shim listens.
         let may_come = warren_node::shim_may_come_within(pod_directory);
         match (ShimClient::connect(pod_directory), may_come) {
             (Ok(shim), _) => return Ok(Some(shim)),
@@ -76,13 +78,13 @@ fn connect(pod_directory: &Path) -> io::Result<Option<ShimClient>> {
                 return Err(error);
             }
             (Err(_), None) => return Ok(None),
-            // Looking again, until it listens or its time is over.
+            // Try again until it listens or its time is over.
             (Err(_), Some(patience)) => std::thread::park_timeout(patience.min(Duration::from_millis(5))),
         }
     }
 }
 
-/// The shim answers when everything in the pod is gone, and then goes itself.
+/// Shuts a pod down. The shim answers when all processes of the pod have ended, and then exits.
 fn shut_down(shim: &ShimClient) -> Result<(), CallError> {
     shim.call(Call::Shutdown, |_| {}).map(drop)
 }

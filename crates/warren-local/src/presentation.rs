@@ -1,5 +1,5 @@
-//! The home's controllers as a Deployment, for clients that look for agent-sandbox's controller under its usual name. The
-//! object only shows what runs in this process: nothing is started by it, and nothing ends with it.
+//! Shows the home's controllers as a Deployment, for clients that look for agent-sandbox's
+//! controller by name. The object has no effect: it starts nothing, and deleting it ends nothing.
 
 use futures::StreamExt as _;
 use jiff::{Timestamp, Unit};
@@ -10,11 +10,11 @@ use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use warren_controllers::permissions::{NAMESPACE, SERVICE_ACCOUNT};
 
-/// agent-sandbox calls its Deployment as it calls its service account.
+/// The name of the Deployment. In agent-sandbox it equals that of the service account.
 const NAME: &str = SERVICE_ACCOUNT;
 
-/// Shows the controllers, and keeps the status of what it shows true until it is dropped. An object that a user deletes comes
-/// back with the next start. What cannot be written is logged and left: no sandbox needs it.
+/// Creates the Deployment and keeps its status up to date until dropped. If a user deletes it, it
+/// comes back at the next start. Errors are only logged, because no sandbox needs it.
 pub async fn present(client: Client, version: String) {
     let deployments: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), NAMESPACE, &resource("apps", "Deployment"));
@@ -41,7 +41,7 @@ fn resource(group: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind))
 }
 
-/// Makes what is missing, and puts right what was changed.
+/// Creates missing objects and repairs changed ones.
 async fn create(client: &Client, deployments: &Api<DynamicObject>, version: &str) -> Result<(), Error> {
     let namespaces: Api<DynamicObject> = Api::all_with(client.clone(), &resource("", "Namespace"));
     if namespaces.get_opt(NAMESPACE).await?.is_none() {
@@ -51,7 +51,7 @@ async fn create(client: &Client, deployments: &Api<DynamicObject>, version: &str
     let wanted = deployment(version);
     match deployments.get_opt(NAME).await? {
         None => deployments.create(&PostParams::default(), &object(wanted)?).await?,
-        // A patch that changes nothing is not written.
+        // The server skips a patch without changes.
         Some(_) => deployments.patch(NAME, &PatchParams::default(), &Patch::Merge(wanted)).await?,
     };
     Ok(())
@@ -114,7 +114,7 @@ async fn publish(deployments: &Api<DynamicObject>, deployment: &DynamicObject) -
             condition("Progressing", "NewReplicaSetAvailable", "The controllers run in this process."),
         ],
     });
-    // A change that comes meanwhile is seen by the watch, and published then.
+    // The watch reports a concurrent change, which is then handled.
     let patch = Patch::Merge(json!({"status": status}));
     deployments.patch_status(NAME, &PatchParams::default(), &patch).await.map(drop)
 }

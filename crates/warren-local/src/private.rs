@@ -1,14 +1,14 @@
-//! A data directory is for its owner only: it holds every secret of the home.
+//! Keeps a data directory private to its owner: it contains every secret of the home.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// A data directory could not be made its owner's alone.
+/// An error of making a data directory private.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivacyError {
-    /// Its owner is another user, who can read and replace everything in it.
+    /// The directory belongs to another user, who can read and replace everything in it.
     #[error(
         "the data directory `{}` belongs to user {owner}, who could read every secret in it; give it to user {user}, or name another with `--data-dir`",
         directory.display()
@@ -21,7 +21,7 @@ pub enum PrivacyError {
         /// The user of this process.
         user: u32,
     },
-    /// Its mode stays as it is, whatever is asked for: some file systems have no modes.
+    /// The mode cannot be changed: some file systems have no modes.
     #[error(
         "the data directory `{}` is open to other users (mode {mode:04o}), and its file system does not let that be changed",
         directory.display()
@@ -43,8 +43,8 @@ pub enum PrivacyError {
     },
 }
 
-/// Takes a data directory, and the files in it that hold secrets, away from other users. An older program made some of them
-/// readable by all.
+/// Removes the access of other users to a data directory and its files with secrets. Older programs
+/// made some of them readable by all.
 pub fn tighten(directory: &Path) -> Result<(), PrivacyError> {
     let metadata = metadata(directory)?;
     let user = rustix::process::geteuid().as_raw();
@@ -65,7 +65,8 @@ pub fn tighten(directory: &Path) -> Result<(), PrivacyError> {
     Ok(())
 }
 
-/// Takes the user's own files in a directory away from others. Links, sockets and directories stay as they are.
+/// Removes the access of other users to the user's own files in a directory. Links, sockets and
+/// directories are not changed.
 fn close_files(directory: &Path, user: u32) -> Result<(), PrivacyError> {
     let failed = |source| PrivacyError::Mode { path: directory.to_owned(), source };
     for entry in fs::read_dir(directory).map_err(failed)? {
@@ -82,7 +83,7 @@ fn metadata(path: &Path) -> Result<fs::Metadata, PrivacyError> {
     fs::metadata(path).map_err(|source| PrivacyError::Mode { path: path.to_owned(), source })
 }
 
-/// Leaves the owner's rights and takes away those of everybody else.
+/// Removes all rights of other users. The owner's rights stay.
 fn close(path: &Path) -> Result<(), PrivacyError> {
     let mode = metadata(path)?.permissions().mode();
     if mode & 0o077 == 0 {

@@ -1,20 +1,23 @@
-//! A home at rest gives back the memory that it needed while it was at work.
+//! Releases memory when a home becomes idle.
 //!
-//! Work is of many kinds (requests, watches, containers that end), and none of them says that it was the last one. All of it takes
-//! processor time, so that is what is looked at, seldom.
+//! There are many kinds of work (requests, watches, containers that end), and none of them marks
+//! the last one. All of them use processor time, so that is checked at intervals.
 
 use std::time::Duration;
 
 use warren_sys::memory;
 
-/// Between two looks. Longer than a user's pause between two commands should be, so that the next one finds everything at hand.
+/// The interval of checks. It is longer than a user's usual pause between two commands, so that the
+/// next command does not have to reload memory.
 const LOOK: Duration = Duration::from_secs(3);
-/// Who used less than this between two looks was at rest. Timers take a tenth of it.
+/// The processor time per interval below which the process counts as idle. Timers use a tenth of
+/// it.
 const CALM: Duration = Duration::from_millis(15);
-/// Less work than this brings back too little to be worth it: a command in a sandbox takes a few times as much.
+/// The processor time since the last release that makes another one worthwhile. A command in a
+/// sandbox uses a few times as much.
 const WORK: Duration = Duration::from_millis(30);
 
-/// Looks, for as long as it is polled.
+/// Checks as long as it is polled.
 pub async fn give_memory_back() {
     let mut rest = Rest::default();
     loop {
@@ -30,7 +33,7 @@ pub async fn give_memory_back() {
     }
 }
 
-/// What was seen at the last look, and when something was given back.
+/// The processor time at the last check and at the last release.
 #[derive(Debug, Default)]
 struct Rest {
     seen: Duration,
@@ -38,7 +41,7 @@ struct Rest {
 }
 
 impl Rest {
-    /// Whether the process, which has used so much processor time, has come to rest after work.
+    /// Returns true if the process has become idle after work. `used` is its processor time so far.
     fn begins(&mut self, used: Duration) -> bool {
         let is_calm = used.saturating_sub(self.seen) < CALM;
         let has_worked = used.saturating_sub(self.given) >= WORK;

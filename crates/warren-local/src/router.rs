@@ -1,5 +1,5 @@
-//! The router of a home: it listens on loopback for the home's own user, and is shown as a Service with a pod, so that
-//! clients that look for one find it.
+//! The router of a home. It listens on loopback for the home's own user. A Service with a pod
+//! represents it, so that clients that look for one find it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,39 +29,40 @@ use crate::dialer::LocalDialer;
 use crate::home::{failed, in_process, reachable};
 use crate::{StartError, kubeconfig};
 
-/// The names that published clients have built in: they forward a port of this Service.
+/// The names that are built into published clients, which forward a port of this Service.
 const NAMESPACE: &str = "agent-sandbox-system";
 const SERVICE: &str = "sandbox-router-svc";
 const APP: &str = "sandbox-router";
 const PORT: u16 = 8080;
 
-/// The places where browsers of other users send their token: the first request in the query, the
-/// others in a cookie.
+/// The places where browsers of other users send their token: a query parameter of the first
+/// request, then a cookie.
 const QUERY_PARAM: &str = "warren-token";
 const COOKIE: &str = "warren-sandbox";
 
-/// The pod behind the Service.
+/// The name of the pod behind the Service.
 const POD: &str = "sandbox-router";
-/// On the pod: the daemon is what it stands for.
+/// The label of the pod that says that the daemon serves it.
 const SERVED_BY: &str = "warren.dev/served-by";
 
-/// The longest time that a start waits for the objects above. They come later if the API is slow.
+/// The longest time that a start waits for these objects. If the API is slow, they come later.
 const FIRST_OBJECTS: Duration = Duration::from_secs(5);
-/// After objects could not be written: their namespace is being deleted, for example.
+/// The pause after the objects could not be written, for example because their namespace is being
+/// deleted.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
-/// The longest time that requests that are under way may take at the end.
+/// The time for unfinished requests at the end.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The socket of the router, before anything is served on it.
+/// The socket of the router, before it is served.
 pub struct RouterSocket {
     socket: TcpListener,
     address: SocketAddr,
-    /// The keys whose tokens open sandboxes to other users of the machine.
+    /// The keys of tokens that open sandboxes to other users of the machine.
     keys: KeySet,
 }
 
 impl RouterSocket {
-    /// Listens where the configuration says, and writes the URL down.
+    /// Listens on the configured address and writes the URL to its file.
     pub async fn open(config: &crate::Config) -> Result<RouterSocket, StartError> {
         let wanted = config.router_listen;
         if !wanted.ip().is_loopback() {
@@ -84,7 +85,7 @@ impl RouterSocket {
         Ok(RouterSocket { socket, address, keys })
     }
 
-    /// Returns the pod that stands for the router.
+    /// Returns the pod that represents the router.
     pub fn pod(&self) -> OwnPod {
         OwnPod {
             namespace: NAMESPACE.to_owned(),
@@ -94,7 +95,7 @@ impl RouterSocket {
     }
 }
 
-/// Reads the key that signs tokens, and makes it the first time.
+/// Reads the key that signs tokens; creates it the first time.
 fn token_keys(path: &Path) -> Result<KeySet, StartError> {
     let unusable = |source| StartError::RouterTokenKey { path: path.to_owned(), source };
     let text = match std::fs::read_to_string(path) {
@@ -111,7 +112,7 @@ fn token_keys(path: &Path) -> Result<KeySet, StartError> {
     KeySet::parse(&key.key_set()).map_err(unusable)
 }
 
-/// The router of a home, while it runs.
+/// The running router of a home.
 pub struct LocalRouter {
     serving: tokio::task::JoinHandle<()>,
     shown: watch::Receiver<bool>,
@@ -119,7 +120,7 @@ pub struct LocalRouter {
 }
 
 impl LocalRouter {
-    /// Starts to serve. Ends with `shutdown`.
+    /// Starts to serve. It ends with `shutdown`.
     pub fn start(
         server: &ApiServer,
         dialer: LocalDialer,
@@ -131,13 +132,13 @@ impl LocalRouter {
         let config = Config {
             hosts: Hosts::Loopback,
             pods: PodScope { addressless: true, ..PodScope::default() },
-            // Browsers know that names below it are this machine.
+            // Browsers resolve names below it to this machine.
             host_routing_domain: Some("localhost".to_owned()),
             authorization: Authorization::ScopedToken(socket.keys),
             browser: BrowserConfig {
                 cookie: Some(COOKIE.to_owned()),
                 query_param: Some(QUERY_PARAM.to_owned()),
-                // There is no TLS on loopback.
+                // Loopback has no TLS.
                 insecure: true,
                 ..BrowserConfig::default()
             },
@@ -155,7 +156,7 @@ impl LocalRouter {
         LocalRouter { serving, shown, _showing: AbortOnDropHandle::new(showing) }
     }
 
-    /// Returns when clients find the router, or after a while.
+    /// Waits until clients can find the router, or for a limited time.
     pub async fn wait_until_shown(&self) {
         let mut shown = self.shown.clone();
         if tokio::time::timeout(FIRST_OBJECTS, shown.wait_for(|shown| *shown)).await.is_err() {
@@ -163,15 +164,15 @@ impl LocalRouter {
         }
     }
 
-    /// Returns when the listener has ended.
+    /// Waits until the listener has ended.
     pub async fn ended(self) {
-        // A task that panicked has said so already.
+        // The panic has already been logged.
         let _ = self.serving.await;
     }
 }
 
-/// Returns whether the client of a connection is a process of this user. Everybody on the machine can connect to loopback,
-/// and what a sandbox runs is its owner's business alone.
+/// Returns true if the client of a connection is a process of this user. Every user of the machine
+/// can connect to loopback, but a sandbox is private to its owner.
 fn is_owned_by(user: u32, client: SocketAddr, here: SocketAddr) -> bool {
     match warren_sys::network::socket_owner(client, here) {
         Ok(owner) => owner == Some(user),
@@ -182,7 +183,7 @@ fn is_owned_by(user: u32, client: SocketAddr, here: SocketAddr) -> bool {
     }
 }
 
-/// Keeps the objects that stand for the router: makes them, and makes them again when they are deleted.
+/// Keeps the objects that represent the router, and creates them again when they are deleted.
 async fn keep_objects(client: Client, node_name: &'static str, shown: watch::Sender<bool>) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let mut changes = std::pin::pin!(watch_object(pods, POD));
@@ -201,7 +202,7 @@ async fn keep_objects(client: Client, node_name: &'static str, shown: watch::Sen
     }
 }
 
-/// Makes those of the objects that are missing or are not ours.
+/// Creates those of the objects that are missing or not ours.
 async fn show(client: &Client, node_name: &str) -> kube::Result<()> {
     let create = PostParams::default();
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -217,7 +218,7 @@ async fn show(client: &Client, node_name: &str) -> kube::Result<()> {
         if is_ours && pod.metadata.deletion_timestamp.is_none() && phase == Some("Running") {
             return Ok(());
         }
-        // No node ends it: there is nothing to end.
+        // No node acts on it, so there is nothing to wait for.
         gone_or(pods.delete(POD, &DeleteParams::default().grace_period(0)).await)?;
     }
     exists_or(pods.create(&create, &from_json(pod(node_name))?).await)?;
@@ -230,7 +231,7 @@ fn from_json<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> kube::
     serde_json::from_value(value).map_err(kube::Error::SerdeError)
 }
 
-/// Takes "it is there already" for success.
+/// Treats "already exists" as success.
 fn exists_or<T>(outcome: kube::Result<T>) -> kube::Result<()> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -238,7 +239,7 @@ fn exists_or<T>(outcome: kube::Result<T>) -> kube::Result<()> {
     }
 }
 
-/// Takes "it is not there" for success.
+/// Treats "not found" as success.
 fn gone_or<T>(outcome: kube::Result<T>) -> kube::Result<()> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

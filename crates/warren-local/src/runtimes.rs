@@ -1,4 +1,5 @@
-//! Runtimes that pods may ask for by their class, besides our own: those that were named, and `runsc` where it is found.
+//! Further runtimes that pods may request by class: those that were named, and `runsc` if it is
+//! found.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,7 +12,7 @@ use tracing::warn;
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::{RuntimeKind, RuntimeProgram};
 
-/// The class of `runsc`, as everybody calls it.
+/// The usual class of `runsc`.
 const GVISOR: &str = "gvisor";
 
 /// A runtime class and its program, as `NAME=PATH`.
@@ -23,10 +24,10 @@ pub struct NamedRuntime {
     pub path: PathBuf,
 }
 
-/// A runtime that cannot be had.
+/// An error of a runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// Not `NAME=PATH`.
+    /// The text is not `NAME=PATH`.
     #[error("`{0}` is not NAME=PATH, with a name such as `gvisor` and an absolute path")]
     Text(String),
     /// The program cannot be run.
@@ -36,21 +37,21 @@ pub enum RuntimeError {
         name: String,
         /// The program.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The program does not say who it is.
+    /// The program does not identify itself.
     #[error("`{} --version` of runtime `{name}` says: {said}", path.display())]
     Version {
         /// The class.
         name: String,
         /// The program.
         path: PathBuf,
-        /// What it says instead.
+        /// The output instead.
         said: String,
     },
-    /// Whoever named it is not root.
+    /// Only root can name runtimes.
     #[error("runtime `{name}` is for the homes of root: an ordinary user's pods are run by Warren itself")]
     NotRoot {
         /// The class.
@@ -64,7 +65,7 @@ impl FromStr for NamedRuntime {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = || RuntimeError::Text(text.to_owned());
         let (name, path) = text.split_once('=').ok_or_else(bad)?;
-        // A DNS label, as the API wants it of a handler.
+        // The name must be a DNS label, as the API requires of a handler.
         let is_label = (1..=63).contains(&name.len())
             && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
             && !name.starts_with('-')
@@ -76,8 +77,9 @@ impl FromStr for NamedRuntime {
     }
 }
 
-/// The runtimes that work here, by class. One that was named and does not work is an error; of the one that is found by
-/// itself, only a warning. Only root can have any: an ordinary user's containers need what is ours alone.
+/// Returns the runtimes that work here, by class. A named one that does not work is an error. One
+/// that was only found causes a warning. Only root can have any: an ordinary user's containers need
+/// features that only our own runtime has.
 pub(crate) fn find(
     privileges: Privileges,
     named: &[NamedRuntime],
@@ -108,7 +110,6 @@ fn in_path(path: &OsStr, program: &str) -> Option<PathBuf> {
     std::env::split_paths(path).map(|directory| directory.join(program)).find(|file| file.is_file())
 }
 
-/// Asks a program what it is.
 fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
     let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
     let output = output.map_err(|source| RuntimeError::Run {
@@ -126,7 +127,7 @@ fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
     }
 }
 
-/// All of them say `NAME version NUMBER` first; Kata's says `NAME : NUMBER`.
+/// Reads the kind of runtime. All print `NAME version NUMBER` first; Kata's prints `NAME : NUMBER`.
 fn kind(output: &Output) -> Option<RuntimeKind> {
     let said = String::from_utf8_lossy(&output.stdout);
     let mut words = said.lines().next()?.split_ascii_whitespace();

@@ -1,8 +1,9 @@
-//! A daemon in miniature for the tests: it starts a zygote, which is this program again, then spawns a shim for every pod
-//! request that it reads from standard input, one JSON document a line, and answers with the shim's pid.
+//! A small daemon for the tests. It starts a zygote, which is this program again. It reads pod
+//! requests from standard input, one JSON document per line, spawns a shim for each, and answers
+//! with the shim's pid.
 //!
-//! `warren-oci-harness measure [STARTS]` says where the
-//! time of a start goes. With `WARREN_OCI_LAYERING=attached` overlays are made as kernels before 6.15 want them.
+//! `warren-oci-harness measure [STARTS]` measures the steps of a start. With
+//! `WARREN_OCI_LAYERING=attached` overlays are made as kernels before 6.15 need them.
 
 mod measure;
 

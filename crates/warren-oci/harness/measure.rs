@@ -1,4 +1,4 @@
-//! Where the time of a container's start goes.
+//! Measures the steps of a container's start.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,8 @@ type Failure = Box<dyn std::error::Error>;
 
 const HOME: &str = "bench0001";
 
-/// Starts `starts` pods on the host image, one after the other, runs `true` in each, and removes them.
+/// Starts `starts` pods on the host image, one after the other, runs `true` in each, and removes
+/// them.
 pub fn run(zygote: &Zygote, starts: usize) -> Result<(), Failure> {
     let data = std::env::temp_dir().join(format!("warren-oci-measure-{}", std::process::id()));
     let result = measure(zygote, &data, starts);

@@ -1,28 +1,29 @@
-//! What cgroups are called.
+//! Names of cgroups.
 //!
-//! A home has one, and below it is one for each container. Pods have none: they have no limits of their own, and the kernel keeps an account in every
-//! cgroup with memory of every file system that there is, of which each sandbox has several. What a thousand sandboxes cost grows with the
+//! A home has one cgroup, and each container has one below it. Pods have none: they have no limits
+//! of their own. The kernel also keeps an account in every memory cgroup for every mounted file
+//! system, of which each sandbox has several. The cost of a thousand sandboxes grows with the
 //! product of the two.
 
-/// The cgroup that holds everything of one home.
+/// Returns the cgroup of a home.
 pub fn home(home_id: &str) -> String {
     format!("warren-{home_id}")
 }
 
-/// What the names of a pod's cgroups begin with.
+/// Returns the common prefix of the names of a pod's cgroups.
 pub fn pod(home_id: &str, pod_uid: &str) -> String {
     format!("{}/{pod_uid}", home(home_id))
 }
 
-/// The cgroup of a container, given what those of its pod begin with.
+/// Returns the cgroup of a container, given the prefix of its pod.
 pub fn container(pod: &str, container: &str) -> String {
     format!("{pod}{SEPARATOR}{container}")
 }
 
-/// Uids have none of these; names of containers may.
+/// UIDs do not contain this character. Names of containers may.
 const SEPARATOR: char = '.';
 
-/// The uid of the pod that a cgroup directly below the home's belongs to.
+/// Returns the UID of the pod that a cgroup directly below the home's belongs to.
 pub(crate) fn uid_of(name: &str) -> &str {
     name.split(SEPARATOR).next().unwrap_or(name)
 }

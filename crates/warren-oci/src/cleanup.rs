@@ -1,6 +1,7 @@
-//! What is left after a crash: processes in our cgroups, the cgroups, and the pods' directories.
+//! Cleanup after a crash: processes in our cgroups, the cgroups, and the pods' directories.
 //!
-//! Mounts are never among it: they exist only in the containers' own mount namespaces and go with their last process.
+//! Mounts need no cleanup. They exist only in the containers' own mount namespaces and end with
+//! their last process.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -15,7 +16,7 @@ use crate::cgroup_names;
 use crate::privileges::Privileges;
 use crate::protocol::{ContainerStatus, PodState};
 
-/// What a pod's shim last wrote down about it; `None` if it never got that far.
+/// Reads the last state that a pod's shim recorded. Returns `None` if it recorded none.
 pub fn read_state(pod_directory: &Path) -> io::Result<Option<PodState>> {
     match std::fs::read(pod_directory.join("state.json")) {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -30,39 +31,39 @@ pub enum CleanupError {
     /// The cgroups could not be read.
     #[error("look for cgroups")]
     Cgroups(#[source] io::Error),
-    /// Processes would not die.
+    /// Processes did not end.
     #[error("processes of cgroup {0} are still there after ten seconds")]
     Alive(String),
-    /// The cgroup would not go.
+    /// The cgroup could not be removed.
     #[error("remove cgroup {name}")]
     Cgroup {
-        /// Its name.
+        /// The name of the cgroup.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The directory would not go.
+    /// The directory could not be removed.
     #[error("remove {path}")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// How long killed processes may take to disappear. A process that the kernel holds (say, in a hung disk) is the only
-/// reason for it to take longer than a moment.
+/// The time limit for killed processes to end. Only a process that hangs in the kernel, for example
+/// on a failing disk, takes longer than a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn hierarchy() -> Result<Hierarchy, CleanupError> {
     Privileges::of_this_process().and_then(Privileges::hierarchy).map_err(CleanupError::Cgroups)
 }
 
-/// Kills whatever is left of a pod and removes its cgroups. For a pod whose shim is gone; with a living shim use
-/// [`crate::protocol::Call::Shutdown`]. Safe to repeat. Its directory stays.
+/// Kills all processes of a pod and removes its cgroups. Its directory stays. It may be repeated.
+/// It is for a pod whose shim is gone. For a living shim use [`crate::protocol::Call::Shutdown`].
 pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
     let (hierarchy, home) = (hierarchy()?, cgroup_names::home(home_id));
     let all = hierarchy.children(&home).map_err(CleanupError::Cgroups)?;
@@ -72,14 +73,15 @@ pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
         .try_for_each(|cgroup| remove_cgroup(&cgroup))
 }
 
-/// Kills the containers that a pod's record says are running. For a pod whose shim is gone, where there are no cgroups to find
-/// them by: they die with their shim, unless one has seen to it that it does not. Safe to repeat.
+/// Kills the containers that a pod's record lists as running. It may be repeated. It is for a pod
+/// whose shim is gone, on a machine without cgroups. Such containers normally die with their shim,
+/// unless one of them has prevented it.
 pub fn kill_recorded(pod_directory: &Path) -> io::Result<()> {
     let Some(state) = read_state(pod_directory)? else { return Ok(()) };
     for container in state.containers.values() {
         let ContainerStatus::Running { process: name, .. } = container.status else { continue };
         let Ok(pidfd) = process::open_pidfd(name.pid) else { continue };
-        // Asked after it is pinned: another may have its number by now.
+        // Check after the process is pinned: the number may have been reused.
         if !name.is_alive() {
             continue;
         }
@@ -93,7 +95,7 @@ pub fn kill_recorded(pod_directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a pod's directory and all that its containers wrote.
+/// Removes a pod's directory and all files that its containers wrote.
 pub fn remove_pod_directory(directory: &Path) -> Result<(), CleanupError> {
     match std::fs::remove_dir_all(directory) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -103,7 +105,7 @@ pub fn remove_pod_directory(directory: &Path) -> Result<(), CleanupError> {
     }
 }
 
-/// The uids of pods that have cgroups in this home, dead or alive.
+/// Returns the UIDs of the pods that have cgroups in this home, dead or alive.
 pub fn pods_with_cgroups(home_id: &str) -> Result<Vec<String>, CleanupError> {
     let all = hierarchy()?.children(&cgroup_names::home(home_id)).map_err(CleanupError::Cgroups)?;
     let mut uids: Vec<String> = all.iter().map(|name| cgroup_names::uid_of(name).to_owned()).collect();
@@ -112,7 +114,7 @@ pub fn pods_with_cgroups(home_id: &str) -> Result<Vec<String>, CleanupError> {
     Ok(uids)
 }
 
-/// Removes the home's own cgroup once no pod is left in it; a home with pods keeps it.
+/// Removes the home's own cgroup if no pod is left in it.
 pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
     if !pods_with_cgroups(home_id)?.is_empty() {
         return Ok(());
@@ -121,7 +123,7 @@ pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
     remove_cgroup(&Cgroup::named(&hierarchy, &cgroup_names::home(home_id)))
 }
 
-/// Kills what is in the cgroup until it can be removed.
+/// Kills the processes in the cgroup until it can be removed.
 #[expect(clippy::disallowed_methods, reason = "nobody is told when a version 1 cgroup has become empty")]
 pub(crate) fn remove_cgroup(cgroup: &Cgroup) -> Result<(), CleanupError> {
     let failed = |source| CleanupError::Cgroup { name: cgroup.name().to_owned(), source };
@@ -139,7 +141,7 @@ pub(crate) fn remove_cgroup(cgroup: &Cgroup) -> Result<(), CleanupError> {
             Err(_) => {}
         }
         cgroup.kill_all().map_err(failed)?;
-        // So we look again, ever less often.
+        // So poll, with growing pauses.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }

@@ -1,5 +1,5 @@
-//! The daemon's end of a shim's socket. Blocking by default; a caller with an event loop of its own switches it to
-//! non-blocking, waits for the descriptor, and calls the same two functions.
+//! The daemon's end of a shim's socket. It is blocking by default. A caller with an event loop
+//! makes it non-blocking, waits for the descriptor, and calls the same two functions.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,12 +11,13 @@ use warren_sys::socket::Seqpacket;
 use crate::protocol::{Answer, Call, Message, Refusal, Request};
 use crate::wire;
 
-/// Where a pod's shim listens.
+/// Returns the path of a shim's socket.
 pub fn socket_path(pod_directory: &Path) -> PathBuf {
     pod_directory.join("shim.sock")
 }
 
-/// A connection to a shim. Sending and receiving take `&self`, so one task may read while others write.
+/// A connection to a shim. Sending and receiving take `&self`, so that one task can read while
+/// others write.
 #[derive(Debug)]
 pub struct ShimClient {
     socket: Seqpacket,
@@ -32,10 +33,10 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A request that did not get an answer, or not the wished one.
+/// A request without an answer, or with a refusal.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The shim said no.
+    /// The shim refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The connection failed, or the shim is gone.
@@ -44,30 +45,32 @@ pub enum CallError {
 }
 
 impl ShimClient {
-    /// Connects to the shim of the pod in `pod_directory`. `NotFound` or `ConnectionRefused` mean that it has none.
+    /// Connects to the shim of the pod in `pod_directory`. `NotFound` or `ConnectionRefused` means
+    /// that the pod has none.
     pub fn connect(pod_directory: &Path) -> io::Result<Self> {
         Seqpacket::connect(&socket_path(pod_directory)).map(Self::from)
     }
 
-    /// Whether [`Self::send`] and [`Self::receive`] wait or return `WouldBlock`.
+    /// Sets non-blocking mode: [`Self::send`] and [`Self::receive`] then return `WouldBlock`
+    /// instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.socket.set_nonblocking(nonblocking)
     }
 
-    /// Sends a request and returns its number. It is sent whole or not at all.
+    /// Sends a request and returns its number. The request is sent completely or not at all.
     pub fn send(&self, call: Call) -> io::Result<u64> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         wire::send(&self.socket, &Request { id, call }, &[])?;
         Ok(id)
     }
 
-    /// The next message; `None` when the shim has closed the connection.
+    /// Receives the next message. Returns `None` when the shim has closed the connection.
     pub fn receive(&self) -> io::Result<Option<Received>> {
         Ok(wire::receive(&self.socket)?.map(|(message, descriptors)| Received { message, descriptors }))
     }
 
-    /// Sends a request and waits for its answer, handing the events that come before it to `on_event`.
-    /// For a blocking connection that nobody else reads from.
+    /// Sends a request and waits for its answer. Earlier events go to `on_event`. The connection
+    /// must be blocking and have no other reader.
     pub fn call(
         &self,
         call: Call,

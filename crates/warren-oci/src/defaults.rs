@@ -1,8 +1,9 @@
-//! What a container gets when its specification says nothing: the container engines' defaults, less what no sandbox
-//! needs.
+//! Defaults for containers whose specification does not set a value: those of container engines,
+//! without what a sandbox does not need.
 
-/// Capabilities that root has inside, over its own namespaces. The engines' list without raw sockets (`NET_RAW`), device
-/// nodes (`MKNOD`, which a user namespace refuses anyway) and the audit log (`AUDIT_WRITE`).
+/// The capabilities of root inside, over its own namespaces. This is the engines' list without raw
+/// sockets (`NET_RAW`), device nodes (`MKNOD`, which a user namespace refuses anyway) and the audit
+/// log (`AUDIT_WRITE`).
 pub const CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -17,7 +18,7 @@ pub const CAPABILITIES: &[&str] = &[
     "CAP_SYS_CHROOT",
 ];
 
-/// Paths that read as empty, because they tell about the host.
+/// Paths that appear empty, because they reveal facts about the host.
 pub const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -34,16 +35,17 @@ pub const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
 ];
 
-/// Paths that cannot be written, because they reach the host.
+/// Paths that are read-only, because they affect the host.
 pub const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Open files, if the daemon's own limit is not lower: the kernel's default for the most there can be. Without a limit,
-/// programs that close "all" descriptors one by one take forever.
+/// The maximum number of open files, if the daemon's own limit is not lower. It is the kernel's
+/// default maximum. Without a limit, programs that close "all" descriptors one by one take for
+/// ever.
 pub const OPEN_FILES: u64 = 1 << 20;
 
-/// Containers go before anything of the host when memory runs out.
+/// When memory runs out, containers are killed before other processes of the host.
 pub const OOM_SCORE_ADJUSTMENT: i32 = 500;
 
-/// `PATH` when the environment has none.
+/// The `PATH` of an environment that has none.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

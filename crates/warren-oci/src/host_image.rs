@@ -1,8 +1,10 @@
-//! The built-in image `warren.dev/host`: the machine's own programs, and nothing of what makes the machine its own.
+//! The built-in image `warren.dev/host`: the machine's own programs without its identity and
+//! secrets.
 //!
-//! `/usr` (and `/bin`, `/sbin`, `/lib*` where they are no links into it) is the host's, below an overlay. Everything else
-//! is a skeleton in the data directory, made from an allow-list: a file of the host is in the container only if it is
-//! named here. What in the system directories is not for everybody to read is hidden ([`private_files`]).
+//! `/usr` (and `/bin`, `/sbin`, `/lib*` where they are not links into it) is the host's, below an
+//! overlay. Everything else is a skeleton in the data directory, made from an allow-list: a file of
+//! the host is in the container only if it is named here. Files of the system directories that not
+//! every user may read are hidden ([`private_files`]).
 
 mod private_files;
 
@@ -16,10 +18,10 @@ use warren_sys::init;
 use self::private_files::Covers;
 use crate::protocol::{Overlay, Rootfs};
 
-/// Where the program that is the image's default entry point appears inside.
+/// The path inside of the program that is the image's default entry point.
 pub const INIT_PATH: &str = "/.warren/init";
 
-/// Where the skeleton has it.
+/// Its path in the skeleton.
 const INIT: &str = ".warren/init";
 
 /// The prepared image.
@@ -36,7 +38,7 @@ pub struct HostImage {
 pub struct PrepareError {
     /// The file or directory.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }
@@ -69,8 +71,9 @@ const DIRECTORIES: &[(&str, u32)] = &[
     ("workspace", 0o777),
 ];
 
-/// Files and directories of `/etc` that are copied if they are there. All of them are public on any machine: how programs
-/// find libraries, certificates, alternatives and time zones. No accounts, no keys, no host names, no package sources.
+/// Files and directories of `/etc` that are copied if they exist. They are public on any machine:
+/// programs find libraries, certificates, alternatives and time zones through them. There are no
+/// accounts, keys, host names or package sources.
 const COPIED: &[&str] = &[
     "alternatives",
     "bash.bashrc",
@@ -108,7 +111,7 @@ const COPIED: &[&str] = &[
     "xattr.conf",
 ];
 
-/// Files that are written new.
+/// Files with contents of our own.
 const WRITTEN: &[(&str, &str)] = &[
     (
         "etc/passwd",
@@ -143,8 +146,9 @@ const WRITTEN: &[(&str, &str)] = &[
 ];
 
 impl HostImage {
-    /// Makes the skeleton below `data_directory`, or takes the one that is there if the host has not changed since. Safe
-    /// to call at every start; a crash in the middle leaves nothing that a later call would take.
+    /// Makes the skeleton below `data_directory`, or reuses the existing one if the host has not
+    /// changed. Call it at every start. After a crash part-way, a later call ignores the incomplete
+    /// skeleton.
     pub fn prepare(data_directory: &Path) -> Result<Self, PrepareError> {
         let parent = data_directory.join("images").join("host");
         let stamp = stamp();
@@ -160,18 +164,18 @@ impl HostImage {
         }
         at(&unfinished, fs::create_dir_all(&unfinished))?;
         fill(&unfinished)?;
-        // Running pods hold an older skeleton as their lower directory, so it is left for them; it is small.
+        // Running pods use an older skeleton as their lower directory, so it is kept; it is small.
         at(&skeleton, fs::rename(&unfinished, &skeleton))?;
         Ok(Self { skeleton, system, covers })
     }
 
-    /// The file of the program that appears at [`INIT_PATH`].
+    /// Returns the host path of the program at [`INIT_PATH`].
     pub fn init(&self) -> PathBuf {
         self.skeleton.join(INIT)
     }
 
-    /// The root file system of a container on this image. The first call may wait, for at most as long as it takes to look at every
-    /// file of the system directories.
+    /// Returns the root file system of a container on this image. The first call may wait until
+    /// every file of the system directories has been checked.
     pub fn rootfs(&self) -> Rootfs {
         let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
         overlays.extend(self.system.iter().map(|directory| {
@@ -181,21 +185,22 @@ impl HostImage {
         Rootfs { overlays }
     }
 
-    /// The default command of the image.
+    /// Returns the default command of the image.
     pub fn default_command() -> Vec<String> {
         vec![INIT_PATH.to_owned()]
     }
 
-    /// The default environment of the image.
+    /// Returns the default environment of the image.
     pub fn default_environment() -> Vec<String> {
         vec![format!("PATH={}", crate::defaults::PATH), "HOME=/root".to_owned(), "LANG=C.UTF-8".to_owned()]
     }
 }
 
-/// What the skeleton depends on: it is made anew when one of these changes.
+/// Returns a hash of everything that the skeleton depends on. It is made anew when the hash
+/// changes.
 fn stamp() -> String {
     use std::os::unix::fs::MetadataExt;
-    // FNV-1a: a name for a set of times, not a guard against anybody.
+    // FNV-1a: it names a set of times and protects against nothing.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add_bytes = |bytes: &[u8]| {
         for byte in bytes {
@@ -217,10 +222,10 @@ fn stamp() -> String {
     format!("{hash:016x}")
 }
 
-/// Counts up when [`fill`] makes something else from the same host.
+/// Increase this when [`fill`] makes something else from the same host.
 const LAYOUT_VERSION: u64 = 2;
 
-/// Directories that on a merged system are links into `/usr` and on others hold programs themselves.
+/// Directories that are links into `/usr` on merged systems and contain programs on others.
 const ROOT_LINKS: &[&str] = &["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
 fn system_directories() -> Vec<PathBuf> {
@@ -263,7 +268,7 @@ fn fill(skeleton: &Path) -> Result<(), PrepareError> {
     at(&path, write_program(&path, init::PROGRAM))
 }
 
-/// Returns when it is on the disk: nobody would look at it again.
+/// Writes the program and syncs it, because it is never checked again.
 fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create_new(path)?;
     file.write_all(program)?;
@@ -271,8 +276,8 @@ fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Copies what everybody on the host may read: links as links, and only files that are readable by all, so that a key put
-/// beside certificates stays where it is.
+/// Copies a file or directory of the host. Links are copied as links. Only files that all users may
+/// read are copied, so that a key stored beside certificates is left out.
 fn copy(from: &Path, to: &Path) -> Result<(), PrepareError> {
     let Ok(metadata) = fs::symlink_metadata(from) else { return Ok(()) };
     if let Some(parent) = to.parent() {

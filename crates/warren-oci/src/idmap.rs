@@ -1,8 +1,8 @@
-//! Host ids for pods: every pod owns 65,536 of them, and no two pods share one. Ordinary users have none to give away: their
-//! pods share those of their user namespace.
+//! Host ids of pods. Every pod owns 65,536 ids, and no two pods share one. Ordinary users have no
+//! such ids: their pods share those of their user namespace.
 //!
-//! The record is the pods' directories themselves: a pod's range is in its file `ids`, so it is taken for exactly as
-//! long as files owned by it exist, and a crash can neither lose nor leak one.
+//! The record of ranges is in the pods' directories: each has a file `ids`. A range is taken for
+//! exactly as long as files owned by it exist, and a crash can neither lose nor leak one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,22 +11,23 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Ids of one pod.
+/// The number of ids of one pod.
 const RANGE: u32 = 1 << 16;
 
-/// Just above the ranges that systemd gives to its containers (0x0008_0000 to 0x6FFF_FFFF), which are above what
-/// distributions hand out in `/etc/subuid`; below 2^31, where some programs begin to see negative numbers.
+/// The first id. It is just above the ranges that systemd gives to its containers (0x0008_0000 to
+/// 0x6FFF_FFFF), which are above those of distributions in `/etc/subuid`. All ids are below 2^31,
+/// where some programs begin to see negative numbers.
 const FIRST: u32 = 0x7000_0000;
 
-/// Ranges between [`FIRST`] and 2^31.
+/// The number of ranges between [`FIRST`] and 2^31.
 const SLOTS: u32 = 0x0FFF;
 
-/// Consecutive ids of the namespace that we are in ourselves (the host's, for root), mapped to 0, 1, … inside.
+/// Consecutive ids of our own namespace (the host's, for root), mapped to 0, 1, … inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdRange {
-    /// The id that is root inside.
+    /// The id of root inside.
     pub first: u32,
-    /// How many there are: 65,536, or fewer for an ordinary user.
+    /// The number of ids: 65,536, or fewer for an ordinary user.
     #[serde(default = "whole")]
     pub length: u32,
 }
@@ -35,30 +36,30 @@ fn whole() -> u32 {
     RANGE
 }
 
-/// `tty` wherever there is one: terminals belong to it, and its members may write to them.
+/// The group `tty` on every system. Terminals belong to it, and its members may write to them.
 const TERMINAL_GROUP: u32 = 5;
 
 impl IdRange {
-    /// How many ids a pod has that has its own.
+    /// The number of ids of a pod with its own range.
     pub const LENGTH: u32 = RANGE;
 
-    /// A pod's own 65,536.
+    /// Returns a pod's own range of 65,536 ids.
     pub const fn starting_at(first: u32) -> Self {
         Self { first, length: RANGE }
     }
 
-    /// The outer name of an id inside; ids beyond the range have none.
+    /// Returns the outer id of an id inside, or `None` beyond the range.
     pub fn to_host(self, inside: u32) -> Option<u32> {
         (inside < self.length).then(|| self.first + inside)
     }
 
-    /// The group, as seen inside, that terminals belong to.
+    /// Returns the group that terminals belong to, as seen inside.
     pub fn terminal_group(self) -> u32 {
         if TERMINAL_GROUP < self.length { TERMINAL_GROUP } else { 0 }
     }
 }
 
-/// An id was asked for that a range does not have.
+/// Returns the error for an id that a range does not contain.
 pub fn no_such_id(ids: IdRange) -> io::Error {
     let message = match ids.length {
         1 => "only root exists inside; an ordinary user's pods have more by `/etc/subuid`, `/etc/subgid` and `newuidmap`"
@@ -68,28 +69,28 @@ pub fn no_such_id(ids: IdRange) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
-/// Hands out ranges for the pods below one directory.
+/// Allocates ranges for the pods below one directory.
 #[derive(Debug)]
 pub struct IdAllocator {
     pods: PathBuf,
-    /// Where this home begins to look, so that two homes on one machine seldom meet.
+    /// The slot where this home starts to search, so that two homes on one machine seldom collide.
     start: u32,
     taken: BTreeSet<u32>,
-    /// So many from there on are taken for certain, and need not be looked at.
+    /// The number of slots from there on that are certainly taken and need no check.
     full: u32,
-    /// What every pod has, where each cannot have its own.
+    /// The range of every pod, if pods cannot have their own.
     shared: Option<IdRange>,
 }
 
-/// A range could not be given.
+/// An error of an allocation.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
-    /// The file system refused.
+    /// The file system refused the record.
     #[error("record the id range in {path}")]
     Record {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -120,8 +121,8 @@ impl IdAllocator {
         Ok(allocator)
     }
 
-    /// The range of a pod: the recorded one if its directory has one, else a free one, recorded before it is returned.
-    /// Makes the pod's directory if it is missing.
+    /// Returns the recorded range of a pod. If there is none, takes a free one and records it
+    /// before it is returned. Creates the pod's directory if it is missing.
     pub fn allocate(&mut self, pod_uid: &str) -> Result<IdRange, AllocateError> {
         let directory = self.pods.join(pod_uid);
         if let Some(range) = self.shared {
@@ -144,7 +145,7 @@ impl IdAllocator {
         Ok(range)
     }
 
-    /// Gives a range back, after the pod's directory has been removed.
+    /// Releases a range, after the pod's directory has been removed.
     pub fn release(&mut self, range: IdRange) {
         self.taken.remove(&range.first);
         let slot = range.first.saturating_sub(FIRST) / RANGE;
@@ -152,7 +153,8 @@ impl IdAllocator {
     }
 }
 
-/// What containers write is owned by ids that no user of the host has, or by its user; nobody else needs to walk there.
+/// Makes a directory that only its owner may enter: files of containers belong to ids that no user
+/// of the host has, or to its user.
 fn make_directory(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -1,10 +1,11 @@
-//! What this machine's kernel can do: asked once, by the zygote, so that no start pays for it; and words for what it
-//! cannot.
+//! Features of this machine's kernel, and explanations of missing ones. The zygote checks them
+//! once, so that no start pays for it.
 //!
-//! The oldest kernel that will do is Linux 5.19, the first with overlays on id-mapped layers. Everything else is older:
-//! `mount_setattr` (5.12), `cgroup.kill` (5.14, done by hand before), `close_range` to mark descriptors (5.11), `volatile`
-//! overlays (5.10), `setns` by a pidfd (5.8), `CLONE_INTO_CGROUP` (5.7), `waitid` by a pidfd (5.4), `clone3` (5.3), the
-//! mount API (5.2).
+//! The oldest supported kernel is Linux 5.19, the first with overlays on id-mapped layers. All
+//! other features are older: `mount_setattr` (5.12), `cgroup.kill` (5.14, with a replacement
+//! before), `close_range` to mark descriptors (5.11), `volatile` overlays (5.10), `setns` by a
+//! pidfd (5.8), `CLONE_INTO_CGROUP` (5.7), `waitid` by a pidfd (5.4), `clone3` (5.3), the mount API
+//! (5.2).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,16 +13,16 @@ use std::path::Path;
 
 use warren_sys::mount::{self, Attributes, FsOption};
 
-/// How overlays get their layers.
+/// The way in which overlays get their layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layering {
-    /// From mounts that are attached nowhere: Linux 6.15 and later.
+    /// From detached mounts: Linux 6.15 and later.
     Detached,
-    /// From mounts in a mount namespace that the shim has for itself: earlier ones.
+    /// From mounts in the shim's own mount namespace: earlier kernels.
     Attached,
 }
 
-/// Finds out what every start needs to know; an error names what is missing.
+/// Checks the features that every start needs. An error names a missing one.
 pub(crate) fn probe() -> io::Result<Layering> {
     if !mount::can_restrict() {
         return Err(unsupported("mount_setattr (Linux 5.12)"));
@@ -29,7 +30,7 @@ pub(crate) fn probe() -> io::Result<Layering> {
     if !mount::knows_file_system("overlay")? {
         return Err(unsupported("the overlay file system, which is in the kernel's module `overlay`"));
     }
-    // Old ones are not asked: they would write into the machine's log that they do not know what is meant.
+    // Do not try on old kernels: they would log an error about the unknown option.
     if !is_at_least(&release(), 6, 15) {
         return Ok(Layering::Attached);
     }
@@ -38,7 +39,7 @@ pub(crate) fn probe() -> io::Result<Layering> {
     Ok(if overlay_of(&layers).is_ok() { Layering::Detached } else { Layering::Attached })
 }
 
-/// An overlay that is only to be looked at, from mounts that are attached nowhere.
+/// Makes a read-only overlay from detached mounts.
 fn overlay_of(layers: &[OwnedFd]) -> io::Result<OwnedFd> {
     let names: Vec<String> =
         layers.iter().map(|layer| format!("/proc/self/fd/{}", layer.as_raw_fd())).collect();
@@ -57,7 +58,7 @@ fn release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Adds what it means that the owners of a directory's files cannot be mapped.
+/// Explains an error about owners of files that cannot be mapped.
 pub(crate) fn explain_mapping(error: io::Error, directory: &Path) -> io::Error {
     if error.kind() != io::ErrorKind::InvalidInput {
         return error;
@@ -71,7 +72,6 @@ pub(crate) fn explain_mapping(error: io::Error, directory: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
-/// Adds what it means that an overlay was refused.
 pub(crate) fn explain_overlay(error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::InvalidInput || is_at_least(&release(), 5, 19) {
         return error;
@@ -82,7 +82,6 @@ pub(crate) fn explain_overlay(error: io::Error) -> io::Error {
     )
 }
 
-/// Adds what it means that namespaces were refused.
 pub(crate) fn explain_namespaces(error: io::Error) -> io::Error {
     let meaning = match error.raw_os_error() {
         Some(libc::ENOSPC) => "the machine allows no more namespaces: see the files in /proc/sys/user",
@@ -95,7 +94,8 @@ pub(crate) fn explain_namespaces(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{meaning}: {error}"))
 }
 
-/// Whether a release such as `6.1.0-54-cloud-amd64` is `major.minor` or later. One that cannot be read is.
+/// Returns true if a release such as `6.1.0-54-cloud-amd64` is `major.minor` or later, or cannot be
+/// parsed.
 fn is_at_least(release: &str, major: u32, minor: u32) -> bool {
     let mut numbers = release.split(|character: char| !character.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

@@ -1,13 +1,16 @@
-//! Containers on this machine by a thin path of our own: a zygote forks one shim per pod, the shim makes the pod's
-//! containers out of namespaces, an overlay, cgroups and a seccomp filter, owns their output, and writes down how they
-//! end. It knows nothing of Kubernetes, uses no async runtime, and never runs inside a threaded process: everything
-//! after [`zygote::Zygote::start`] happens in a program of its own, `warren-shim`, in processes with one thread.
+//! Containers on this machine. A zygote forks one shim per pod. The shim makes the pod's containers
+//! from namespaces, an overlay, cgroups and a seccomp filter, owns their output, and records how
+//! they end.
 //!
-//! Start reading at [`protocol`] (what can be asked), then [`zygote`], `shim`, and `container` (how one comes to
-//! be).
+//! The crate knows nothing of Kubernetes and uses no async runtime. It never runs inside a threaded
+//! process: everything after [`zygote::Zygote::start`] happens in a program of its own,
+//! `warren-shim`, in single-threaded processes.
+//!
+//! Start reading at [`protocol`] (the requests), then [`zygote`], `shim`, and `container` (the
+//! start of one).
 
-/// Says something on standard error, which is a file on the disk that pods write to. `eprintln!` panics when that is full, and a
-/// shim would take its pod along.
+/// Writes to standard error, which is a log file on the disk that pods write to. `eprintln!` panics
+/// when that is full, and a shim would take its pod along.
 macro_rules! complain {
     ($($words:tt)*) => {{
         use std::io::Write as _;

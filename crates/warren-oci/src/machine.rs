@@ -1,4 +1,4 @@
-//! What this machine offers to containers, tried out from the outside: for `warren doctor`. Nothing stays behind.
+//! Tests the machine's support for containers, for `warren doctor`. The tests leave nothing behind.
 
 use std::io;
 
@@ -9,12 +9,14 @@ use warren_sys::process::{self, CloneOptions, Exit, Fork, Namespaces, SingleThre
 use crate::privileges::Privileges;
 use crate::{kernel, privileges};
 
-/// Which version of cgroups we can limit containers with; 0 for an ordinary user who was given none.
+/// Returns the version of cgroups that can limit containers, or 0 for an ordinary user without
+/// delegated cgroups.
 pub fn cgroup_version() -> io::Result<u8> {
     Ok(Privileges::of_this_process()?.hierarchy()?.version())
 }
 
-/// Makes a process in all the namespaces that a container has. To be called while the process has one thread.
+/// Makes a process in all the namespaces of a container. The calling process must be
+/// single-threaded.
 pub fn try_namespaces() -> io::Result<()> {
     let proof = SingleThreaded::verify()?;
     let namespaces = [
@@ -36,13 +38,13 @@ pub fn try_namespaces() -> io::Result<()> {
     }
 }
 
-/// Whether overlays can be mounted. Needs root.
+/// Returns true if overlays can be mounted. Needs root.
 pub fn knows_overlay() -> io::Result<bool> {
     mount::knows_file_system("overlay")
 }
 
-/// Makes a user namespace as an ordinary user's home does, and looks whether overlays can be mounted there. To be called while
-/// the process has one thread.
+/// Makes a user namespace as an ordinary user's home does, and checks that overlays can be mounted
+/// there. The calling process must be single-threaded.
 pub fn try_ordinary_user() -> io::Result<()> {
     let proof = SingleThreaded::verify()?;
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;

@@ -1,8 +1,9 @@
-//! What this process may do on the machine, and how an ordinary user's process becomes root of a user namespace of its own.
+//! The privileges of this process, and how an ordinary user's process becomes root of its own user
+//! namespace.
 //!
-//! There it can make mounts, further namespaces and containers with the rights of its user and no more: the kernel asks
-//! whoever is root of a namespace only for what belongs to that namespace. What follows from it (whose ids, whose cgroups,
-//! whose network) is asked of [`Privileges`] wherever it matters.
+//! There it can make mounts, further namespaces and containers, with no more rights than its user:
+//! root of a namespace has power only over what belongs to that namespace. [`Privileges`] answers
+//! the questions that depend on it (ids, cgroups, network).
 
 use std::fs;
 use std::io;
@@ -17,28 +18,29 @@ use warren_sys::{mount, namespace};
 use crate::idmap::IdRange;
 use crate::kernel;
 
-/// What this process may do.
+/// The privileges of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privileges {
     /// It is the machine's root.
     Machine,
-    /// It is root of a user namespace, and an ordinary user to the machine.
+    /// It is root of a user namespace, and an ordinary user of the machine.
     Namespace(Given),
-    /// It is nobody's root, and can make no container before [`become_namespace_root`].
+    /// It is an ordinary user, and can make no container before [`become_namespace_root`].
     Ordinary,
 }
 
-/// What a user namespace was given.
+/// The properties of a user namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Given {
-    /// Users and groups that exist in it, from 0 on: 1 if there is only its root.
+    /// The number of users and groups in it, from 0 on. 1 if there is only its root.
     pub ids: u32,
-    /// Whether a process can change the groups it is in. If not, it keeps those of the user who made the namespace.
+    /// True if a process can change its groups. If not, it keeps those of the user who made the
+    /// namespace.
     pub sets_groups: bool,
 }
 
 impl Privileges {
-    /// Reads them from `/proc`.
+    /// Detects them from `/proc`.
     pub fn of_this_process() -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Self::Ordinary);
@@ -52,18 +54,19 @@ impl Privileges {
         Ok(Self::Namespace(Given { ids, sets_groups: read("setgroups")?.trim() == "allow" }))
     }
 
-    /// The ids that all pods share, where each cannot have its own.
+    /// Returns the ids that all pods share, if pods cannot have their own.
     pub fn shared_ids(self) -> Option<IdRange> {
         match self {
-            // The same inside and in our own namespace: owners cannot be mapped here, so files on disk have the ids that pods
-            // see.
+            // Ids are the same inside and in our own namespace: owners cannot be mapped here, so
+            // files on disk have the ids that pods see.
             Self::Namespace(given) => Some(IdRange { first: 0, length: given.ids.max(1) }),
             Self::Machine | Self::Ordinary => None,
         }
     }
 
-    /// Where cgroups can be made. Root without cgroups is an error, for containers without limits are not what root asked
-    /// for; an ordinary user has those that were given to it, often none.
+    /// Returns the hierarchy in which cgroups can be made. Without cgroups, root gets an error,
+    /// because unlimited containers would be a surprise. An ordinary user has delegated cgroups, or
+    /// often none.
     pub fn hierarchy(self) -> io::Result<Hierarchy> {
         match self {
             Self::Machine => Hierarchy::detect(),
@@ -71,8 +74,8 @@ impl Privileges {
         }
     }
 
-    /// Takes possession of cgroups that were given to an ordinary user, if there are any. To be called once, by the daemon, before
-    /// it starts anything.
+    /// Takes possession of cgroups delegated to an ordinary user, if any. The daemon calls it once,
+    /// before it starts anything.
     pub fn claim_cgroups(self) -> io::Result<()> {
         match self {
             Self::Machine => Ok(()),
@@ -80,18 +83,18 @@ impl Privileges {
         }
     }
 
-    /// Whether memory, processors and processes of a container can be limited.
+    /// Returns true if memory, processors and processes of a container can be limited.
     pub fn limits_are_enforced(self) -> bool {
         self.hierarchy().is_ok_and(|hierarchy| hierarchy != Hierarchy::Absent)
     }
 }
 
-/// Whether a map of ids is that of the machine itself.
+/// Returns true if an id map is that of the machine itself.
 fn is_whole(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// How many ids there are from 0 on without a gap.
+/// Returns the number of ids from 0 on without a gap.
 fn mapped(map: &str) -> u32 {
     let end = extents(map)
         .into_iter()
@@ -99,7 +102,8 @@ fn mapped(map: &str) -> u32 {
     u32::try_from(end).unwrap_or(u32::MAX)
 }
 
-/// The ids that a map names on its inside, as first ones and lengths, in order. Lines are `inside outside length`.
+/// Parses the inside ids of a map into pairs of first id and length, in order. Lines are `inside
+/// outside length`.
 fn extents(map: &str) -> Vec<(u64, u64)> {
     let mut lines: Vec<(u64, u64)> = map
         .lines()
@@ -112,8 +116,8 @@ fn extents(map: &str) -> Vec<(u64, u64)> {
     lines
 }
 
-/// The ids that exist where this process is, in the pieces that they were given in. The kernel maps a pod's ids only piece by
-/// piece: no line of a map may reach from one into the next.
+/// The ids that exist in this process's namespace, as the ranges of its map. The kernel maps a
+/// pod's ids range by range: no line of a map may span two of them.
 #[derive(Debug)]
 pub(crate) struct OwnIds {
     users: Vec<(u64, u64)>,
@@ -127,12 +131,10 @@ impl OwnIds {
         Ok(Self { users: extents(&read("uid_map")?), groups: extents(&read("gid_map")?) })
     }
 
-    /// What a pod's `uid_map` is to be.
     pub(crate) fn user_map(&self, ids: IdRange) -> String {
         map_by_pieces(&self.users, ids)
     }
 
-    /// What a pod's `gid_map` is to be.
     pub(crate) fn group_map(&self, ids: IdRange) -> String {
         map_by_pieces(&self.groups, ids)
     }
@@ -148,28 +150,30 @@ fn map_by_pieces(pieces: &[(u64, u64)], ids: IdRange) -> String {
         .collect()
 }
 
-/// A user namespace could not be had.
+/// An error while making a user namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum EnterError {
-    /// The process has threads already, and the namespace would have only one of them.
+    /// The process has several threads, and only one of them would be in the namespace.
     #[error("enter a user namespace before any thread")]
     Threads(#[source] io::Error),
     /// The kernel refused.
     #[error("make a user namespace")]
     Make(#[source] io::Error),
-    /// It has no ids.
+    /// The namespace could not be given ids.
     #[error("say who is root in the user namespace")]
     Map(#[source] io::Error),
-    /// It is there, and gives no rights: what a security module does that restricts user namespaces.
+    /// The namespace gives no rights. A security module that restricts user namespaces causes this.
     #[error("use the rights of a user namespace's root")]
     NoRights(#[source] io::Error),
 }
 
-/// Makes this process root of a user namespace and a mount namespace of its own. It has further ids where `/etc/subuid` and
-/// `/etc/subgid` give the user some and `newuidmap` is installed; else its root is the only one.
+/// Makes this process root of its own user namespace and mount namespace. It has further ids if
+/// `/etc/subuid` and `/etc/subgid` give the user some and `newuidmap` is installed. Otherwise root
+/// is its only id.
 ///
-/// The process has to run a program anew (its own, say) before it makes containers: to the kernel its memory still belongs to
-/// the namespace that it was started in, and so do its files in `/proc` as soon as it forbids to be looked at.
+/// Afterwards the process must execute a program (its own, for example) before it makes containers.
+/// Until then its memory belongs to the old namespace, and so do its files in `/proc` once the
+/// process forbids dumps.
 pub fn become_namespace_root() -> Result<(), EnterError> {
     let proof = SingleThreaded::verify().map_err(EnterError::Threads)?;
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -184,42 +188,42 @@ pub fn become_namespace_root() -> Result<(), EnterError> {
     if !has_ranges {
         map_alone(user, group).map_err(EnterError::Map)?;
     }
-    // Nothing that is mounted here shows elsewhere.
+    // Keep mounts made here from appearing elsewhere.
     mount::keep_mounts_private().map_err(EnterError::NoRights)
 }
 
-/// The further ids that pods of an ordinary user can have, and what of it is missing.
+/// The further ids that an ordinary user's pods can have, and what is missing for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FurtherIds {
-    /// Users and groups that the user was given in both `/etc/subuid` and `/etc/subgid`.
+    /// The number of ids given to the user in both `/etc/subuid` and `/etc/subgid`.
     pub given: u32,
-    /// True if `newuidmap` and `newgidmap` are installed, which hand them out.
+    /// True if `newuidmap` and `newgidmap` are installed, which apply them.
     pub has_programs: bool,
 }
 
 impl FurtherIds {
-    /// Those of this process's user.
+    /// Returns those of this process's user.
     pub fn of_this_user() -> Self {
         let (users, groups) = given_ids(rustix::process::geteuid().as_raw());
         let given = users.zip(groups).map_or(0, |(users, groups)| users.1.min(groups.1));
         Self { given, has_programs: mapping_programs().is_some() }
     }
 
-    /// Users and groups that exist in a pod, from 0 on: 1 if there is only its root.
+    /// Returns the number of users and groups in a pod, from 0 on. 1 if there is only its root.
     pub fn in_pods(self) -> u32 {
         if self.has_programs { 1 + self.given } else { 1 }
     }
 }
 
-/// The one map that everybody may make.
+/// Writes the only map that every user may write.
 fn map_alone(user: u32, group: u32) -> io::Result<()> {
-    // The kernel's condition: a process could otherwise shed a group that keeps it from something.
+    // The kernel requires this: a process could otherwise drop a group that denies it something.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {user} 1\n"))?;
     fs::write("/proc/self/gid_map", format!("0 {group} 1\n"))
 }
 
-/// Further ids of a user, and the programs that hand them out.
+/// Further ids of a user, and the programs that apply them.
 #[derive(Debug, PartialEq, Eq)]
 struct Ranges {
     users: (u32, u32),
@@ -235,7 +239,8 @@ impl Ranges {
         Some(Self { users: users?, groups: groups?, for_users, for_groups })
     }
 
-    /// A process that stays behind, where those programs have their rights, and maps this one when it is told to.
+    /// Forks a process that stays in the old namespace, where those programs have their rights. It
+    /// maps this process when told to.
     fn helper(&self, proof: SingleThreaded, user: u32, group: u32) -> io::Result<Helper> {
         let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let target = std::process::id().to_string();
@@ -267,16 +272,16 @@ struct Helper {
 }
 
 impl Helper {
-    /// Whether the maps are made.
+    /// Has the helper write the maps. Returns true on success.
     fn map(self) -> bool {
         let told = rustix::io::write(&self.go, b"!").is_ok();
-        // Without a word the helper sees the pipe close.
+        // If the message was not sent, the helper sees the pipe close.
         drop(self.go);
         matches!(self.child.wait(), Ok(Exit::Code(0))) && told
     }
 }
 
-/// The first id of a range, and how many there are.
+/// The first id of a range, and its length.
 type GivenRange = (u32, u32);
 
 /// Returns the ranges of users and of groups that a user was given.
@@ -287,7 +292,7 @@ fn given_ids(user: u32) -> (Option<GivenRange>, Option<GivenRange>) {
     (range("/etc/subuid"), range("/etc/subgid"))
 }
 
-/// The programs that map ranges of users and of groups, if both are installed.
+/// Returns the programs that map users and groups, if both are installed.
 fn mapping_programs() -> Option<(PathBuf, PathBuf)> {
     let program = |name: &str| {
         let directories = ["/usr/bin", "/usr/local/bin", "/bin"].into_iter();
@@ -304,7 +309,7 @@ fn user_name(passwd: &str, user: u32) -> Option<String> {
     })
 }
 
-/// The first range that is given to a user, by name or by number. Lines are `who:first:length`.
+/// Returns the first range of a user, by name or number. Lines are `user:first:length`.
 fn range(table: &str, user: u32, name: Option<&str>) -> Option<(u32, u32)> {
     let number = user.to_string();
     table.lines().find_map(|line| {
@@ -330,7 +335,7 @@ mod tests {
         assert_eq!(mapped(alone), 1);
         assert_eq!(mapped("0 1000 1\n1 100000 65535\n"), 65_536);
         assert_eq!(mapped("1 100000 65535\n0 1000 1\n"), 65_536);
-        // Root of another kind, with a gap above it.
+        // Only root is mapped below the gap.
         assert_eq!(mapped("0 1000 1\n5 100000 10\n"), 1);
         assert_eq!(mapped("1000 1000 1\n"), 0);
         assert_eq!(mapped("nonsense"), 0);

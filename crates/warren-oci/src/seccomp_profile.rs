@@ -1,19 +1,22 @@
-//! Which system calls a container may make: the container engines' default list, less what a sandbox needs no new attack
-//! surface for (`io_uring`, `userfaultfd`, sockets into the hypervisor or the kernel's crypto).
+//! The default list of allowed system calls: that of container engines, without calls that add
+//! attack surface and that a sandbox does not need (`io_uring`, `userfaultfd`, sockets to the
+//! hypervisor or the kernel's crypto).
 //!
-//! What is not listed fails with `EPERM`: mounts and namespaces, kernel modules, `bpf`, `perf_event_open`, keyrings,
-//! `kexec`, clocks, swap, quotas, accounting, `open_by_handle_at`, NUMA policy, and whatever a later kernel brings.
+//! Calls that are not listed fail with `EPERM`: mounts and namespaces, kernel modules, `bpf`,
+//! `perf_event_open`, keyrings, `kexec`, clocks, swap, quotas, accounting, `open_by_handle_at`,
+//! NUMA policy, and all calls of later kernels.
 
 use std::collections::BTreeMap;
 
 use warren_sys::seccomp::{Action, Check, Filter};
 
-/// The filter, compiled.
+/// Returns the compiled filter.
 pub fn default_filter() -> Filter {
     Filter::compile(&rules(), libc::EPERM as u16)
 }
 
-/// Flags of `clone` that make namespaces. `CLONE_NEWTIME` is none of them: in `clone` its bit is part of the exit signal.
+/// Flags of `clone` that make namespaces. `CLONE_NEWTIME` is not among them: in `clone` its bit is
+/// part of the exit signal.
 const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWIPC
@@ -22,7 +25,7 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// What becomes of each call; of one that is not there, an error.
+/// Returns the action for each call. Calls that are not in it fail.
 pub(crate) fn rules() -> BTreeMap<u32, Action> {
     let mut rules: BTreeMap<u32, Action> =
         ALLOWED.iter().map(|&number| (number as u32, Action::Allow)).collect();
@@ -30,13 +33,14 @@ pub(crate) fn rules() -> BTreeMap<u32, Action> {
         libc::SYS_clone as u32,
         Action::Check(Check::NoneOf { argument: 0, bits: NEW_NAMESPACES as u32 }),
     );
-    // Its flags are in memory, where a filter cannot look. C libraries fall back to `clone` when it does not exist.
+    // Its flags are in memory, where a filter cannot read them. C libraries fall back to `clone` if
+    // it does not exist.
     rules.insert(libc::SYS_clone3 as u32, Action::Fail(libc::ENOSYS as u16));
     rules.insert(
         libc::SYS_socket as u32,
         Action::Check(Check::Not { argument: 0, values: vec![libc::AF_ALG as u32, libc::AF_VSOCK as u32] }),
     );
-    // PER_LINUX, PER_LINUX32, UNAME26 and their sum, and the question what it is now.
+    // PER_LINUX, PER_LINUX32, UNAME26 and their sum, and the query of the current value.
     rules.insert(
         libc::SYS_personality as u32,
         Action::Check(Check::Only { argument: 0, values: vec![0, 8, 0x2_0000, 0x2_0008, u32::MAX] }),
@@ -48,7 +52,7 @@ macro_rules! system_calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
-/// The generic ones, by subject, and after them those that only the older architecture has.
+/// The generic calls, then those that only the older architecture has.
 static ALLOWED: std::sync::LazyLock<Vec<libc::c_long>> = std::sync::LazyLock::new(|| {
     let mut all = GENERIC.to_vec();
     all.extend_from_slice(NEWER);
@@ -89,21 +93,22 @@ const GENERIC: &[libc::c_long] = system_calls![
     SYS_brk SYS_madvise SYS_memfd_create SYS_mincore SYS_mlock SYS_mlock2 SYS_mlockall SYS_mmap SYS_mprotect SYS_mremap
     SYS_msync SYS_munlock SYS_munlockall SYS_munmap SYS_pkey_alloc SYS_pkey_free SYS_pkey_mprotect SYS_process_madvise
     SYS_remap_file_pages
-    // Locks and talk between processes.
+    // Locks and communication between processes.
     SYS_futex SYS_futex_waitv SYS_mq_getsetattr SYS_mq_notify SYS_mq_open SYS_mq_timedreceive SYS_mq_timedsend
     SYS_mq_unlink SYS_msgctl SYS_msgget SYS_msgrcv SYS_msgsnd SYS_semctl SYS_semget SYS_semop SYS_semtimedop SYS_shmat
     SYS_shmctl SYS_shmdt SYS_shmget
     // Network.
     SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_getpeername SYS_getsockname SYS_getsockopt SYS_listen SYS_recvfrom
     SYS_recvmmsg SYS_recvmsg SYS_sendmmsg SYS_sendmsg SYS_sendto SYS_setsockopt SYS_shutdown SYS_socketpair
-    // Time. Setting the clock needs a capability besides; `adjtimex` without it only reads.
+    // Time. Setting the clock also needs a capability; `adjtimex` without it only reads.
     SYS_adjtimex SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_gettimeofday SYS_nanosleep SYS_timer_create
     SYS_timer_delete SYS_timer_getoverrun SYS_timer_gettime SYS_timer_settime
     // Randomness.
     SYS_getrandom
 ];
 
-/// Younger than the C library's table on some systems, so by number; from 424 on it is the same on all architectures.
+/// Newer than the C library's table on some systems, so listed by number. From 424 on, numbers are
+/// the same on all architectures.
 const NEWER: &[libc::c_long] = &[
     451, // cachestat
     452, // fchmodat2
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_filter_is_short() {
-        // The kernel takes 4096; a start pays for every one.
+        // The kernel accepts 4096, but every instruction slows down a start.
         assert!(default_filter().instructions() < 256, "{}", default_filter().instructions());
     }
 }

@@ -1,7 +1,9 @@
-//! What a container is. The shape and the words are those of the OCI runtime configuration wherever it has the same
-//! idea; what Warren decides by itself (namespaces, id maps, `/proc`, `/sys`, `/dev`, the system call filter) is not here.
+//! The description of a container. Names and structure follow the OCI runtime configuration. Parts
+//! that Warren decides itself (namespaces, id maps, `/proc`, `/sys`, `/dev`, the system call
+//! filter) are not here.
 //!
-//! Everything that isolates has a safe default: leaving a field out gives the container engines' default, never less.
+//! Every isolation setting has a safe default: an omitted field gives the default of container
+//! engines or stricter.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,21 +16,21 @@ use serde::{Deserialize, Serialize};
 pub struct Spec {
     /// The program to run.
     pub process: Process,
-    /// How the root file system is presented.
+    /// The properties of the root file system.
     #[serde(default)]
     pub root: Root,
-    /// Mounts beside the standard ones (`/proc`, `/sys`, `/dev` and what is below it), in order.
+    /// Mounts beside the standard ones (`/proc`, `/sys`, `/dev` and those below them), in order.
     #[serde(default)]
     pub mounts: Vec<Mount>,
-    /// Linux matters.
+    /// Linux settings.
     #[serde(default)]
     pub linux: Linux,
-    /// Free-form marks.
+    /// Free-form annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The program to run and as whom.
+/// The program to run, and its user.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Process {
@@ -46,33 +48,34 @@ pub struct Process {
     /// Capabilities, as `CAP_…`. `None` is the default set of [`crate::defaults::CAPABILITIES`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Capabilities>,
-    /// Resource limits; `RLIMIT_CORE` 0 and a sane `RLIMIT_NOFILE` are set unless named here.
+    /// Resource limits. `RLIMIT_CORE` 0 and a reasonable `RLIMIT_NOFILE` are set unless named here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rlimits: Vec<Rlimit>,
-    /// Set-user-id programs gain nothing. On unless switched off; then they can become the container's root, no more.
+    /// True if set-user-id programs gain no privileges, which is the default. If false, they can
+    /// become the container's root.
     #[serde(default = "yes")]
     pub no_new_privileges: bool,
-    /// How willing the kernel's out-of-memory killer is to take it; never below the shim's own.
+    /// The adjustment of the out-of-memory killer. Never below the shim's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_score_adj: Option<i32>,
-    /// All three standard streams are one terminal.
+    /// True if all three standard streams are one terminal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
-    /// What there is to read on standard input.
+    /// The contents of standard input.
     #[serde(default)]
     pub stdin: StandardInput,
 }
 
-/// What a container reads on its standard input.
+/// The contents of a container's standard input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StandardInput {
-    /// Its end.
+    /// Empty.
     #[default]
     Empty,
-    /// What attached clients write, one after the other.
+    /// The input of attached clients, one after the other.
     Open,
-    /// What the first attached client writes, and then its end.
+    /// The input of the first attached client, which then ends.
     Once,
 }
 
@@ -89,12 +92,12 @@ pub struct User {
     pub additional_gids: Vec<u32>,
 }
 
-/// Capability sets. Warren keeps bounding, effective and permitted the same and the others empty, so only `bounding`
-/// is read.
+/// Capability sets. Bounding, effective and permitted are always the same and the others empty, so
+/// only `bounding` is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capabilities {
-    /// The most that any process in the container can have.
+    /// The capabilities that a process in the container can have at most.
     #[serde(default)]
     pub bounding: Vec<String>,
 }
@@ -106,17 +109,17 @@ pub struct Rlimit {
     /// `RLIMIT_…`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What the process gets.
+    /// The limit in force.
     pub soft: u64,
-    /// What it may raise it to.
+    /// The maximum to which the process may raise it.
     pub hard: u64,
 }
 
-/// The root file system. Where its content comes from is in [`crate::protocol::ContainerRequest`].
+/// The root file system. The source of its files is in [`crate::protocol::ContainerRequest`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Root {
-    /// Nothing below `/` may be written except mounts that are writable themselves.
+    /// True if only writable mounts below `/` can be written.
     #[serde(default)]
     pub readonly: bool,
 }
@@ -125,17 +128,18 @@ pub struct Root {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// Absolute path inside. Missing directories, or a missing file for a file, are made.
+    /// The absolute path inside. Missing directories, or a missing file for a file, are created.
     pub destination: PathBuf,
     /// `bind`, `tmpfs`, `memory` or `message`.
     #[serde(rename = "type")]
     pub kind: MountKind,
-    /// The host's file or directory for `bind`; for `message`, where the host keeps it.
+    /// For `bind`: the host's file or directory. For `message`: the host's file that stores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<PathBuf>,
-    /// `ro`, `nosuid`, `nodev`, `noexec` and their opposites; `idmap` (owners are shifted so that the host's root is
-    /// root inside; without it the pod's own id range must own the files); for tmpfs `size=…`, `mode=…`; for the others
-    /// `X-mount.subdir=…`, a place inside that is shown instead of the whole and made if it is missing.
+    /// `ro`, `nosuid`, `nodev`, `noexec` and their opposites. `idmap`: owners are shifted so that
+    /// the host's root is root inside; without it the pod's own id range must own the files. For
+    /// tmpfs: `size=…`, `mode=…`. For the others: `X-mount.subdir=…`, a directory inside that is
+    /// shown instead of the whole and created if it is missing.
     #[serde(default)]
     pub options: Vec<String>,
 }
@@ -148,24 +152,25 @@ pub enum MountKind {
     Bind,
     /// Memory of this container alone.
     Tmpfs,
-    /// Memory that the pod's containers share; `source` is its name, see [`crate::protocol::MemoryVolume`].
+    /// Memory that the pod's containers share. `source` is its name, see
+    /// [`crate::protocol::MemoryVolume`].
     Memory,
-    /// An empty file in memory that takes at most a page, for a message that the container leaves. Its first bytes are written to
-    /// `source` when the container has ended, unless it is empty.
+    /// An empty file in memory, of at most one page, for a termination message. When the container
+    /// has ended, its first bytes are written to `source`, unless it is empty.
     Message,
 }
 
-/// Linux matters.
+/// Linux settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Linux {
-    /// Limits of this container; those of the whole pod are in [`crate::protocol::PodRequest`].
+    /// Limits of this container. Those of the whole pod are in [`crate::protocol::PodRequest`].
     #[serde(default)]
     pub resources: Limits,
-    /// Paths that read as empty. `None` is the default list.
+    /// Paths that appear empty. `None` is the default list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masked_paths: Option<Vec<PathBuf>>,
-    /// Paths that cannot be written. `None` is the default list.
+    /// Paths that are read-only. `None` is the default list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readonly_paths: Option<Vec<PathBuf>>,
 }
@@ -181,7 +186,7 @@ fn root_path() -> PathBuf {
 }
 
 impl Process {
-    /// A process with every default, as root of the container, in `/`.
+    /// Creates a process with all defaults, as root of the container, in `/`.
     pub fn new(args: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             args: args.into_iter().map(Into::into).collect(),
@@ -199,7 +204,7 @@ impl Process {
 }
 
 impl Spec {
-    /// A container with every default that runs `process`.
+    /// Creates a container with all defaults that runs `process`.
     pub fn new(process: Process) -> Self {
         Self {
             process,

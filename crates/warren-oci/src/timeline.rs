@@ -1,4 +1,4 @@
-//! When each step of a start was over, for the benchmark that says where the time goes. Off unless a pod asks for it.
+//! Records the time of each step of a start, for a benchmark. Off unless a pod requests it.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,7 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline that goes to `<directory>/timeline` if it is wanted.
+    /// Creates a timeline that writes to `<directory>/timeline`, if wanted.
     pub(crate) fn new(wanted: bool, directory: &Path) -> Self {
         let file = wanted
             .then(|| File::options().create(true).append(true).open(directory.join("timeline")).ok())
@@ -22,17 +22,17 @@ impl Timeline {
         Self { file, text: String::new() }
     }
 
-    /// The step `name` of `process` is over now.
+    /// Records the end of step `name` of `process`.
     pub(crate) fn mark(&mut self, process: &str, name: &str) {
         if self.file.is_some() {
             self.text.push_str(&format!("{} {process} {name}\n", Timestamp::now().as_nanosecond()));
         }
     }
 
-    /// Writes down what was marked. One write a process, so that lines of two do not mix.
+    /// Writes the recorded steps. Each process makes a single write, so that lines do not mix.
     pub(crate) fn flush(&mut self) {
         if let Some(file) = &mut self.file {
-            // A measurement that cannot be written is no reason to fail a container.
+            // A lost measurement must not fail a container.
             let _ = file.write_all(self.text.as_bytes());
             self.text.clear();
         }

@@ -1,5 +1,5 @@
-//! JSON in sequenced packets. A packet must fit into the socket's buffer, so a long message travels in a memory file
-//! and the packet only says how long it is.
+//! JSON in sequenced packets. A packet must fit into the socket's buffer. A longer message travels
+//! in a memory file, and the packet only announces it.
 
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,16 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde::{Serialize, de::DeserializeOwned};
 use warren_sys::socket::Seqpacket;
 
-/// Messages up to this length are sent as they are: well below the usual socket buffer of 208 KiB.
+/// The maximum length of a message inside a packet: well below the usual socket buffer of 208 KiB.
 const INLINE_BYTES: usize = 64 << 10;
 
-/// No honest message is longer; the kernel takes 2 MiB of arguments and environment by default.
+/// The maximum length of any message. The kernel accepts 2 MiB of arguments and environment by
+/// default, so no valid message is longer.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The first byte of a packet whose message is in a memory file. JSON cannot begin with it.
 const IN_MEMORY_FILE: u8 = b'@';
 
-/// Sends `message` with `descriptors`.
 pub(crate) fn send(
     socket: &Seqpacket,
     message: &impl Serialize,
@@ -34,7 +34,7 @@ pub(crate) fn send(
     socket.send(&[IN_MEMORY_FILE], &all)
 }
 
-/// Receives one message; `None` at the end of the connection.
+/// Receives one message. Returns `None` at the end of the connection.
 pub(crate) fn receive<T: DeserializeOwned>(socket: &Seqpacket) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let Some(mut packet) = socket.receive(INLINE_BYTES)? else { return Ok(None) };
     if packet.bytes != [IN_MEMORY_FILE] {

@@ -1,10 +1,11 @@
 //! The zygote: a single-threaded process that forks shims on request.
 //!
-//! Starting a pod costs a fork this way and no exec, and the threaded daemon never forks. The zygote ends when the
-//! daemon does; shims do not notice.
+//! This way the start of a pod costs a fork and no exec, and the threaded daemon never forks. The
+//! zygote ends when the daemon does; shims continue.
 //!
-//! Zygote and shims are a program of their own, which has [`run`] for its `main`: a shim has mapped what its zygote has, and thousands of
-//! processes with the daemon's whole code and heap would cost page tables, and time whenever the kernel asks who uses a page.
+//! Zygote and shims are a program of their own, whose `main` is [`run`]. A shim maps all pages of
+//! its zygote. With thousands of shims, the daemon's code and heap would cost page tables, and time
+//! whenever the kernel looks for the users of a page.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ use crate::{shim, wire};
 #[derive(Debug)]
 pub struct Zygote {
     socket: Seqpacket,
-    // One request at a time: the answer to each is the next packet.
+    // Serialises requests: the answer to each is the next packet.
     turn: Mutex<()>,
     pid: u32,
 }
@@ -34,11 +35,11 @@ pub struct Zygote {
 /// A new pod's shim.
 #[derive(Debug)]
 pub struct ShimHandle {
-    /// Its process id.
+    /// The process id.
     pub pid: i32,
-    /// Its descriptor: readable once the shim has ended.
+    /// The pidfd: readable once the shim has ended.
     pub pidfd: OwnedFd,
-    /// Where it listens for later clients, from the moment its first answer is out.
+    /// The socket for later clients. It exists once the first answer has been sent.
     pub socket_path: PathBuf,
     /// A connection that works at once.
     pub client: ShimClient,
@@ -50,10 +51,10 @@ pub enum StartZygoteError {
     /// Its program could not be run.
     #[error("run the zygote")]
     Run(#[source] io::Error),
-    /// It has ended before it said anything.
+    /// It ended before it sent a message.
     #[error("talk to the new zygote")]
     Connection(#[source] io::Error),
-    /// The machine lacks something that every container needs.
+    /// The machine lacks a feature that every container needs.
     #[error("prepare the zygote: {0}")]
     Prepare(String),
 }
@@ -69,7 +70,7 @@ pub enum SpawnShimError {
     Fork(String),
 }
 
-/// The pid of a new shim, or why there is none. The first one is about the zygote itself and has no pid.
+/// The pid of a new shim, or an error. The first message is about the zygote itself and has no pid.
 #[derive(Debug, Serialize, Deserialize)]
 struct Forked(Result<i32, String>);
 
@@ -79,8 +80,8 @@ impl Zygote {
         Self::start_with(program, None)
     }
 
-    /// The same, with overlays made in a given way instead of the one that suits the kernel: new kernels can make them as
-    /// old ones must, which is how that is tested.
+    /// Starts the zygote like [`Self::start`], with a given way to make overlays instead of the
+    /// kernel's best one. Tests use it: new kernels can make them in the old way.
     pub fn start_with(program: &Path, layering: Option<Layering>) -> Result<Self, StartZygoteError> {
         let (ours, theirs) = Seqpacket::pair().map_err(StartZygoteError::Run)?;
         let mut command = Command::new(program);
@@ -89,7 +90,7 @@ impl Zygote {
             command.arg(ATTACHED);
         }
         let zygote = command.spawn().map_err(StartZygoteError::Run)?;
-        // With it goes the other end of the conversation, or its end would not be noticed here.
+        // Close the zygote's end of the socket here. Otherwise its death would not be noticed.
         drop(command);
         match wire::receive::<Forked>(&ours) {
             Ok(Some((Forked(Ok(_)), _))) => Ok(Self { socket: ours, turn: Mutex::new(()), pid: zygote.id() }),
@@ -99,13 +100,14 @@ impl Zygote {
         }
     }
 
-    /// The zygote's process id.
+    /// Returns the zygote's process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Forks a shim and hands it the pod, whose containers it starts at once. Returns as soon as the shim exists (a
-    /// fraction of a millisecond); how the containers fare is learnt from [`ShimHandle::client`].
+    /// Forks a shim and passes it the pod, whose containers it starts at once. Returns as soon as
+    /// the shim exists (a fraction of a millisecond). Report on the containers comes through
+    /// [`ShimHandle::client`].
     pub fn spawn_shim(&self, pod: &PodRequest) -> Result<ShimHandle, SpawnShimError> {
         let (ours, theirs) = Seqpacket::pair()?;
         let (Forked(result), mut descriptors) = {
@@ -125,18 +127,18 @@ impl Zygote {
 }
 
 impl AsFd for Zygote {
-    /// The connection to the zygote; it hangs up when the zygote dies.
+    /// Returns the connection to the zygote, which closes when the zygote dies.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// What a zygote's program is called with as its own name, and what `ps` shows of zygote and shims.
+/// The name (`argv[0]`) of the zygote's program, which `ps` shows for zygote and shims.
 pub const NAME: &str = "warren-shim";
-/// The word that has overlays made as old kernels want them.
+/// The argument that selects the way of old kernels to make overlays.
 const ATTACHED: &str = "attached";
 
-/// The life of a zygote's program, for its `main` to call. The daemon's socket is its standard input.
+/// Runs the zygote's program. Its standard input is the daemon's socket.
 pub fn run() -> ExitCode {
     let layering = std::env::args().nth(1).filter(|word| word == ATTACHED).map(|_| Layering::Attached);
     let socket = io::stdin().as_fd().try_clone_to_owned().map(Seqpacket::from);
@@ -149,16 +151,16 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// One request, one fork, until the daemon is gone.
+/// Forks a shim for each request, until the daemon is gone.
 fn serve(proof: SingleThreaded, socket: &Seqpacket, layering: Option<Layering>) -> io::Result<()> {
     let _ = rustix::thread::set_name(c"warren-zygote");
     // A terminal's Ctrl-C is for the daemon, which then closes the socket.
     rustix::process::setsid()?;
     process::close_from(3, &[socket.as_fd()])?;
     shim::detach_standard_streams(None)?;
-    // Whatever the daemon's parent ignored, containers shall not.
+    // Containers must not inherit signals that the daemon's parent ignored.
     process::reset_signals(process::ALL_SIGNALS);
-    // The kernel reaps shims by itself; nobody asks how they ended, their state is on disk.
+    // The kernel reaps shims by itself. Their state is on disk, so their exit status is not needed.
     process::ignore_signals(&[libc::SIGCHLD]);
     let prepared = match shim::Prepared::new(proof, layering) {
         Ok(prepared) => prepared,

@@ -1,4 +1,4 @@
-//! Clients that come to a running container: its output, its input, its terminal, its network.
+//! Tests of clients of a running container: output, input, terminal, network.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,7 +10,8 @@ use warren_oci::spec::StandardInput;
 
 use crate::support::{Home, Pod, eventually, skipped};
 
-/// A pod whose container `main` runs a shell script with this input, and perhaps a terminal.
+/// Starts a pod whose container `main` runs a shell script with this input, and optionally a
+/// terminal.
 fn pod(home: &Home, uid: &str, script: &str, stdin: StandardInput, terminal: bool) -> Pod {
     let mut container = home.container(uid, "main", &["sh", "-c", script]);
     container.spec.process.stdin = stdin;
@@ -20,7 +21,7 @@ fn pod(home: &Home, uid: &str, script: &str, stdin: StandardInput, terminal: boo
     pod
 }
 
-/// A connection of its own, and what came with the answer.
+/// Attaches over a new connection. Returns it with the descriptors of the answer.
 fn attach(pod: &Pod, stdin: bool) -> (ShimClient, Vec<File>) {
     let client = ShimClient::connect(&pod.directory).expect("connect to the shim");
     let (answer, descriptors) =
@@ -65,7 +66,7 @@ fn what_a_client_writes_is_read_and_what_is_written_is_seen_and_logged() {
     stdin.write_all(b"one\n").unwrap();
     assert_eq!(read_until(&mut stdout, "one\n"), "out one\n");
     assert_eq!(read_until(&mut stderr, "one\n"), "err one\n");
-    // A second client sees the same, and is not needed.
+    // A second client sees the same and is independent of the first.
     let (second, mut files) = attach(&pod, false);
     assert_eq!(files.len(), 2);
     stdin.write_all(b"two\n").unwrap();
@@ -132,12 +133,12 @@ fn a_client_that_does_not_read_holds_up_its_container_until_it_goes() {
         return;
     }
     let home = Home::new();
-    // Four megabytes: far more than all pipes on the way hold.
+    // Four megabytes are far more than all pipes on the way can hold.
     let script = "read go; head -c 4194304 /dev/zero | tr '\\0' x; echo; exit 5";
     let pod = pod(&home, "stalled", script, StandardInput::Open, false);
     let (client, mut files) = attach(&pod, true);
     files[0].write_all(b"go\n").unwrap();
-    // Something has arrived, nobody reads it, and the shim still answers.
+    // Output has arrived, no client reads it, and the shim still answers.
     eventually("output arrives", || (rustix::io::ioctl_fionread(&files[1]).unwrap() > 0).then_some(()));
     assert!(matches!(pod.state().containers["main"].status, ContainerStatus::Running { .. }));
     drop((client, files));

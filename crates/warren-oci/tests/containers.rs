@@ -1,4 +1,4 @@
-//! Real containers: what they do, what they say, and how they end.
+//! Tests of real containers: effects, output, exit.
 
 use std::io::{Read, Write};
 
@@ -26,7 +26,7 @@ fn a_container_logs_both_streams_and_its_exit_code_is_kept() {
     assert_eq!(lines, ["stderr F err", "stdout F end", "stdout F out"]);
     let time = log.split(' ').next().unwrap();
     assert!(time.parse::<jiff::Timestamp>().is_ok() && time.len() == 30, "{time}");
-    // The same is on disk for a daemon that comes when the shim is gone.
+    // The disk has the same state, for a daemon that comes after the shim is gone.
     let recorded = warren_oci::cleanup::read_state(&pod.directory).unwrap().unwrap();
     assert!(
         matches!(recorded.containers["main"].status, ContainerStatus::Exited { exit, .. } if exit.code == 7)
@@ -57,7 +57,7 @@ fn init_ends_on_a_polite_request() {
     }
     let home = Home::new();
     let pod = home.idle_pod("init");
-    // An orphan is init's to reap: it must not stay as a zombie.
+    // Init must reap an orphan: it must not stay as a zombie.
     pod.shell("(sleep 0.05 &)");
     eventually("the orphan is reaped", || {
         pod.shell("cat /proc/[0-9]*/stat | grep -c ' Z ' || true").stdout.starts_with('0').then_some(())
@@ -70,8 +70,8 @@ fn init_ends_on_a_polite_request() {
     pod.shutdown();
 }
 
-/// The kernel discards a signal that the first process of a pid namespace does not handle, and a program handles none before it has
-/// come to it.
+/// The kernel discards a signal that the first process of a pid namespace does not handle, and a
+/// program that has just started handles none.
 #[test]
 fn a_request_to_end_reaches_a_first_process_that_handles_it_only_later() {
     if skipped() {
@@ -155,7 +155,6 @@ fn exec_keeps_streams_apart_and_passes_input_and_exit_code() {
     assert_eq!(lines[..5], ["b /root", "/var/tmp/made", "1000", "1000", "1000 7"], "{output:?}");
     assert!(output.stdout.contains("CapEff:\t0000000000000000"), "{output:?}");
 
-    // A program's own standard output can be opened again by name.
     assert_eq!(pod.shell("echo again > /dev/stdout").stdout, "again\n");
     pod.shutdown();
 }
@@ -238,7 +237,7 @@ fn a_terminal_is_one_and_can_be_resized() {
     read_until("22 55\r\ngot hello\r\n", &mut master);
     assert_eq!(pod.wait_exit(number).code, 4);
 
-    // Whoever lets go of the terminal hangs up.
+    // Closing the terminal hangs up.
     let (number, master) = pod.terminal("sleep 1000", 80, 24);
     drop(master);
     assert_eq!(pod.wait_exit(number).signal, Some(libc::SIGHUP));
@@ -319,7 +318,8 @@ fn volumes_are_there_and_keep_their_rules() {
     assert!(output.stderr.contains("/data/readonly/y: Read-only"), "{output:?}");
     assert!(output.stderr.contains("No space left"), "{output:?}");
     assert!(output.stderr.contains("/root/z': Read-only"), "{output:?}");
-    // What the container wrote through a mapped volume belongs to the host's root, as the files beside it do.
+    // Files that the container wrote through a mapped volume belong to the host's root, like the
+    // files beside them.
     use std::os::unix::fs::MetadataExt;
     assert_eq!(std::fs::metadata(source.join("new")).unwrap().uid(), 0);
     pod.shutdown();
@@ -341,9 +341,10 @@ fn pause_stops_the_processes_and_resume_lets_them_go_on() {
     eventually("it runs", || (used().cpu_nanoseconds > before).then_some(()));
     pod.client.call(Call::Pause, drop).unwrap();
     assert!(pod.state().paused);
-    // What would stand still before it is anything is not started.
+    // A process would freeze before its start is complete, so it is refused.
     assert!(pod.start(Pod::request(&["true"])).unwrap_err().message.contains("paused"));
-    // Freezing may take a moment to reach a running process; from then on nothing is used.
+    // Freezing may take a moment to reach a running process. From then on it uses no processor
+    // time.
     let (mut last, mut times) = (0, 0);
     eventually("it stands still", || {
         let now = used().cpu_nanoseconds;
@@ -359,7 +360,6 @@ fn pause_stops_the_processes_and_resume_lets_them_go_on() {
     let frozen = used().cpu_nanoseconds;
     pod.client.call(Call::Resume, drop).unwrap();
     eventually("it goes on", || (used().cpu_nanoseconds > frozen).then_some(()));
-    // A paused pod can be shut down, too.
     pod.client.call(Call::Pause, drop).unwrap();
     drop(streams);
     pod.shutdown();
@@ -479,7 +479,7 @@ fn deep_directories_and_long_environments_are_no_obstacle() {
     if skipped() {
         return;
     }
-    // Longer than a socket's address and than an option of a mount may be.
+    // The path is longer than a socket address and a mount option may be.
     let home = Home::below(&format!("{}/{}", "d".repeat(200), "e".repeat(200)));
     let mut container = home.container("deep", "main", &["/.warren/init"]);
     container.spec.process.env.extend((0..20).map(|number| format!("LONG{number}={}", "x".repeat(10_000))));
@@ -496,12 +496,13 @@ fn a_container_that_spoils_its_own_files_does_not_spoil_an_exec() {
     }
     let home = Home::new();
     let pod = home.idle_pod("spoil");
-    // A pipe in the place of a device would make whoever opens it wait forever.
+    // Opening a pipe in the place of a device would block for ever.
     let output = pod.shell(
         "rm -f /dev/ptmx /dev/fd; mkfifo /dev/ptmx; rm -rf /tmp; ln -s / /tmp; chmod 000 /root; echo done",
     );
     assert_eq!(output.stdout, "done\n", "{output:?}");
-    // It waits to be read: the kernel drops what a terminal has not passed on when the session's leader ends.
+    // The process waits to be read: when the session's leader ends, the kernel drops unread output
+    // of a terminal.
     let (number, mut master) = pod.terminal("echo here; read line", 80, 24);
     let mut said = [0u8; 6];
     master.read_exact(&mut said).unwrap();

@@ -1,4 +1,4 @@
-//! What a container can neither see nor do.
+//! Tests of the isolation of containers.
 
 use std::io::Read;
 
@@ -48,7 +48,6 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
     ] {
         assert!(!pod.shell(&format!("test -e {secret}")).exit.code.eq(&0), "{secret} is visible");
     }
-    // The mount table tells of the container's mounts and of none of the host's.
     let mounts = pod.shell("cut -d' ' -f2 /proc/self/mounts").stdout;
     assert!(
         mounts
@@ -57,7 +56,7 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
                 || path == "/"),
         "{mounts}"
     );
-    // Neither does it say where the home is, nor the kernel how it was started.
+    // It does not reveal the path of the home, nor the kernel's command line.
     let data = home.data.to_str().unwrap();
     let table = pod.shell("cat /proc/self/mountinfo /proc/self/mounts /proc/cmdline").stdout;
     assert!(!table.contains(data) && !table.contains("root="), "{table}");
@@ -68,7 +67,7 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
         "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
     );
     assert_eq!(pod.shell("cat /proc/self/cgroup | cut -d: -f3 | sort -u").stdout, "/\n");
-    // Nothing is open but the standard streams (and the directory that is being listed).
+    // Only the standard streams are open (and the directory that is being listed).
     assert_eq!(pod.shell("ls /proc/self/fd | tr '\\n' ' '").stdout, "0 1 2 3 ");
     pod.shutdown();
 }
@@ -176,7 +175,7 @@ fn a_fork_bomb_stays_inside_and_is_counted() {
     pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
     let (_, streams) = pod.start(Pod::request(&["sh", "-c", "bomb() { bomb | bomb & }; bomb"])).unwrap();
     pod.wait("main", |container| container.pids_limit_hits > 0);
-    // The host and the shim carry on, and somebody can still look in.
+    // The host and the shim still work, and a client can still enter.
     assert!(std::process::Command::new("true").status().unwrap().success());
     let output = pod.run(Pod::request(&["cat", "/proc/self/uid_map"]), b"");
     assert_eq!(output.exit.code, 0);
@@ -198,7 +197,6 @@ fn a_memory_bomb_is_killed_and_said_to_be() {
     assert!(output.exit.oom_killed, "{output:?}");
     assert_eq!(output.exit.signal, Some(9));
     pod.wait("main", |container| container.oom_kills > 0);
-    // The container itself lives on.
     assert_eq!(pod.shell("echo alive").stdout, "alive\n");
     pod.shutdown();
 
@@ -218,8 +216,9 @@ fn a_process_on_its_way_in_cannot_be_traced() {
     }
     let home = Home::new();
     let pod = home.idle_pod("trace");
-    // The shim is outside the container's pid namespace, so it has no number there at all; what can be tried is to catch
-    // an exec. A loop that looks for a process whose memory it can read while its program is still ours finds none.
+    // The shim is outside the container's pid namespace and has no number there. The only attempt
+    // left is to catch an exec: a loop searches for a process whose memory it can read while its
+    // program is still ours. It finds none.
     let script = "for i in $(seq 300); do for p in /proc/[0-9]*; do \
                   readlink $p/exe 2>/dev/null | grep -v -e /usr/ -e /.warren/ ; done; done";
     let (_, streams) = pod.start(Pod::request(&["sh", "-c", script])).unwrap();
@@ -259,7 +258,7 @@ fn set_user_id_programs_gain_nothing_unless_asked_for_and_then_only_inside() {
     }
 }
 
-/// Seen by somebody with the power to take the root of a container off, which nobody inside has.
+/// This process has the power to take the root of a container off. No process inside has it.
 #[test]
 fn below_a_containers_root_there_is_nothing_of_the_host() {
     if skipped() {

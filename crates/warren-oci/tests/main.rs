@@ -1,4 +1,5 @@
-//! Real containers on this machine. They need root: without it these tests fail, unless `WARREN_SKIP_ROOT_TESTS` is set.
+//! Tests with real containers on this machine. They need root: without it they fail, unless
+//! `WARREN_SKIP_ROOT_TESTS` is set.
 
 mod attach;
 mod containers;

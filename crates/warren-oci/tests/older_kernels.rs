@@ -1,4 +1,4 @@
-//! Everything again, with overlays made as kernels before 6.15 want them.
+//! Runs all tests again, with overlays made as kernels before 6.15 need them.
 
 use std::process::{Command, Stdio};
 
@@ -17,6 +17,6 @@ fn all_that_holds_here_holds_with_attached_layers() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    // A filter that matches nothing would succeed, too.
+    // A filter that matches nothing would succeed as well.
     assert!(!text.contains("running 0 tests"), "{text}");
 }

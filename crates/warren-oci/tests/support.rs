@@ -1,4 +1,4 @@
-//! A home with a harness as its daemon, and what tests do with pods.
+//! A home whose daemon is the harness, and helpers for pods.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -18,7 +18,8 @@ use warren_oci::protocol::{
 use warren_oci::spec::{Limits, Process, Spec};
 use warren_oci::{cgroup_names, cleanup};
 
-/// Real containers need root. A run without it must not look like a pass, so it fails unless it is told to skip.
+/// Returns true if root tests are to be skipped. They need root, and a run without it must not look
+/// like a pass: it fails unless it is told to skip.
 pub fn skipped() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;
@@ -31,7 +32,8 @@ pub fn skipped() -> bool {
     true
 }
 
-/// Waits for a condition; fails after two minutes, which is long on any machine but an emulated one (`cargo xtask vm`).
+/// Waits for a condition. Fails after two minutes, which is long on any machine but an emulated one
+/// (`cargo xtask vm`).
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the wait for a condition, and there is nothing to be woken by"
@@ -70,7 +72,7 @@ impl Home {
         Self::below("")
     }
 
-    /// A home whose data directory is further down.
+    /// Makes a home whose data directory is further down.
     pub fn below(path: &str) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let data = temporary.path().join(path);
@@ -111,7 +113,7 @@ impl Home {
         }
     }
 
-    /// A pod whose container `main` does nothing, to exec into.
+    /// Starts a pod whose container `main` does nothing, for execs.
     pub fn idle_pod(&self, uid: &str) -> Pod {
         let command = HostImage::default_command();
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -153,7 +155,7 @@ impl Home {
         }
     }
 
-    /// Spawns a shim; its pid and the pod's first id.
+    /// Spawns a shim. Returns its pid and the pod's first id.
     pub fn spawn(&self, request: &PodRequest) -> (i32, u32) {
         let mut guard = self.harness.lock().unwrap();
         let harness = guard.as_mut().expect("the daemon lives");
@@ -165,7 +167,7 @@ impl Home {
         (answer.trim().parse().expect("the harness says the shim's pid"), request.ids.first)
     }
 
-    /// What `kill -9` of the daemon is.
+    /// Kills the daemon like `kill -9`.
     pub fn kill_daemon(&self) {
         let mut harness = self.harness.lock().unwrap().take().expect("the daemon lives");
         harness.child.kill().unwrap();
@@ -186,7 +188,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Whatever a failed test left.
+        // Clean up after a failed test.
         for uid in cleanup::pods_with_cgroups(&self.id).unwrap_or_default() {
             if let Ok(client) = ShimClient::connect(&self.directory(&uid)) {
                 let _ = client.call(Call::Shutdown, drop);
@@ -247,7 +249,7 @@ impl Pod {
         }
     }
 
-    /// Starts a process; its number and descriptors.
+    /// Starts a process. Returns its number and descriptors.
     pub fn start(&self, request: ExecRequest) -> Result<(u64, Vec<OwnedFd>), Refusal> {
         match self.client.call(Call::Exec(request), drop) {
             Ok((Answer::Exec { exec, .. }, descriptors)) => Ok((exec, descriptors)),
@@ -265,7 +267,7 @@ impl Pod {
         }
     }
 
-    /// Runs a process to its end.
+    /// Runs a process until it ends.
     pub fn run(&self, mut request: ExecRequest, input: &[u8]) -> Output {
         request.stdin = !input.is_empty();
         let has_input = request.stdin;

@@ -1,4 +1,4 @@
-//! Who survives whom, and what is left at the end.
+//! Tests of the survival of processes, and of cleanup.
 
 use crate::support::{Home, Pod, eventually, skipped};
 use warren_oci::cleanup;
@@ -67,7 +67,7 @@ fn a_killed_shim_takes_its_containers_along_and_leaves_what_cleanup_removes() {
     let container = container_pid(&pod);
     kill(pod.shim_pid);
     eventually("the container is gone", || (!alive(container)).then_some(()));
-    // What a new daemon finds: a recorded state whose shim is no more.
+    // A new daemon finds a recorded state whose shim is gone.
     let state = cleanup::read_state(&pod.directory).unwrap().unwrap();
     eventually("the shim is reaped", || (!state.shim.is_alive()).then_some(()));
     assert!(ShimClient::connect(&pod.directory).is_err());
@@ -90,7 +90,7 @@ fn several_clients_are_served_at_once() {
     let (Answer::State { state }, _) = watcher.call(Call::Subscribe, drop).unwrap() else {
         panic!("no state")
     };
-    // One that speaks nonsense is dropped and disturbs nobody.
+    // A client that violates the protocol is disconnected, without effect on others.
     let nonsense = warren_sys::socket::Seqpacket::connect(&pod.directory.join("shim.sock")).unwrap();
     nonsense.send(b"\x00\xffnonsense", &[]).unwrap();
     assert!(nonsense.receive(64).unwrap().is_none());
@@ -156,8 +156,8 @@ fn layers_are_attached_for_a_moment_and_only_in_the_shim() {
     pod.shutdown();
 }
 
-/// Living processes in the pod's user namespace, wherever they got to. Dead ones are the machine's init's to reap, and
-/// some take their time.
+/// Returns living processes in the pod's user namespace, wherever they are. Dead ones are reaped by
+/// the machine's init, which may take a while.
 fn processes_with_ids(home: &Home, first: u32) -> Vec<String> {
     let wanted = first.to_string();
     std::fs::read_dir("/proc")
@@ -188,7 +188,7 @@ fn a_shim_killed_at_any_moment_of_a_start_leaves_nothing_that_cleanup_cannot_rem
         let uid = format!("round-{round}");
         let (shim, first_id) =
             home.spawn(&home.request(&uid, vec![home.container(&uid, "main", &["/.warren/init"])]));
-        // Later in each round, to beyond the end of a start.
+        // Kill later in each round, up to beyond the end of a start.
         let moment = std::time::Instant::now() + std::time::Duration::from_micros(u64::from(round) * 200);
         while std::time::Instant::now() < moment {
             std::hint::spin_loop();
@@ -200,7 +200,7 @@ fn a_shim_killed_at_any_moment_of_a_start_leaves_nothing_that_cleanup_cannot_rem
         cleanup::remove_pod_directory(&home.directory(&uid)).unwrap();
     }
     assert_eq!(cleanup::pods_with_cgroups(&home.id).unwrap(), Vec::<String>::new());
-    // Only what lies in our directory: others mount on this machine, too.
+    // Look only in our directory: other programs mount on this machine too.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mount table");
     let data = home.data.to_str().expect("a plain path");
     assert_eq!(mounts.lines().filter(|line| line.contains(data)).collect::<Vec<_>>(), Vec::<&str>::new());

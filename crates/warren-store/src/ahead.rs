@@ -1,15 +1,18 @@
+//! Writes that are acknowledged before they are on disk.
+
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use crate::{Object, Store, Urgency, Write, WriteError};
 
-/// Writes that follow from one another: each is made on the answer to the one before, and only the last is for others to see. A change is
-/// answered as soon as it is in order, before it is on the disk, so that all of them can go there together. Nobody else sees it sooner
-/// than they would have.
+/// Writes that depend on one another: each is based on the answer to the one before, and only the
+/// last matters to other clients. A write is acknowledged once it is ordered, before it is on disk,
+/// so that all of them can share one commit. Other readers see it only after the commit, as usual.
 ///
-/// Once such a write is lost, because the disk refused it, everything that comes later is refused as well: it may follow from what never
-/// came to be. Whoever wrote it begins again with a new one of these, from what is on the disk, as after a crash.
+/// If the disk refuses such a write, every later write through this value is refused as well,
+/// because it may depend on the lost one. The client must then start again with a new `Ahead`, from
+/// the state on disk, as after a crash.
 pub struct Ahead {
     store: Store,
     losses: watch::Receiver<u64>,
@@ -22,8 +25,8 @@ impl Ahead {
         Ahead { store, losses, founded_on }
     }
 
-    /// Makes all of these changes or none. Returns once they are on the disk if they are awaited there, else once they are in order: whatever is
-    /// written later then comes behind them, or is refused if they are lost.
+    /// Makes all of these changes or none. An awaited write returns once it is on disk. Any other
+    /// write returns once it is ordered: later writes come after it, and are refused if it is lost.
     pub async fn write(&self, writes: Vec<Write>, urgency: Urgency) -> Result<Vec<Arc<Object>>, WriteError> {
         let ordered = self.store.submit(writes, Some(self.founded_on), urgency)?;
         match urgency == Urgency::Awaited || ordered.is_far_ahead {
@@ -32,11 +35,11 @@ impl Ahead {
         }
     }
 
-    /// Returns when a write is lost that had been answered; from then on nothing is taken.
+    /// Returns when an acknowledged write is lost. Later writes are then refused.
     pub async fn lost(&self) {
         let mut losses = self.losses.clone();
         if losses.wait_for(|losses| *losses != self.founded_on).await.is_err() {
-            // The store is gone, and whatever there was in it has been written.
+            // The store is closed and everything in it has been written.
             std::future::pending::<()>().await;
         }
     }

@@ -1,6 +1,6 @@
-//! How a body is written, and where `metadata.managedFields` stands in it. That list is half of many objects, and most of
-//! those who read or change an object never look at it. So it stands last in the metadata, where it is cut out and put back
-//! as text, without ever being a tree.
+//! Serialisation of bodies, and the position of `metadata.managedFields` in them. That list makes
+//! up half of many objects, and most readers and writers never look at it. So it is kept last in
+//! the metadata, where it can be cut out and put back as text, without parsing it.
 
 use std::ops::Range;
 
@@ -9,15 +9,17 @@ use serde_json::{Map, Value};
 
 const FIELD: &str = "managedFields";
 const KEY: &[u8] = b"\"managedFields\":";
-/// Room for what a write adds to an object, so that most bodies are written into one piece of memory.
+/// Extra capacity for the bytes that a write adds, so that most bodies need one allocation.
 const MARGIN: usize = 256;
 
-/// An object in two parts: a tree, and its `metadata.managedFields`. A tree that has them in it is whole by itself.
+/// An object in two parts: a tree, and its `metadata.managedFields`. If the tree contains them, it
+/// is whole by itself.
 #[derive(Debug, Clone, Default)]
 pub struct Body {
-    /// The object, without its managers where those are given apart.
+    /// The object, without its managers if those are given separately.
     pub tree: Value,
-    /// `metadata.managedFields` as JSON text, written without spaces; empty if there are none, or if the tree has them.
+    /// `metadata.managedFields` as compact JSON. Empty if there are none, or if the tree contains
+    /// them.
     pub managed_fields: Bytes,
 }
 
@@ -28,7 +30,7 @@ impl From<Value> for Body {
 }
 
 impl Body {
-    /// The whole object as one tree.
+    /// Returns the whole object as one tree.
     pub fn whole(self) -> Value {
         let Body { mut tree, managed_fields } = self;
         if !managed_fields.is_empty()
@@ -40,7 +42,7 @@ impl Body {
         tree
     }
 
-    /// The tree, stamped with the version that writes it.
+    /// Returns the tree, stamped with the version that writes it.
     pub(crate) fn stamped(&mut self, version: u64) -> &Value {
         if let Value::Object(object) = &mut self.tree {
             let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
@@ -51,7 +53,8 @@ impl Body {
         &self.tree
     }
 
-    /// The text of the object, and where its managers stand. `size` is a guess at the length.
+    /// Serialises the object. Also returns the position of its managers. `size` is an estimate of
+    /// the length.
     pub(crate) fn write(&self, size: usize) -> (Bytes, Range<usize>) {
         let mut text = Vec::with_capacity(size + MARGIN);
         let mut managers = 0..0;
@@ -71,7 +74,7 @@ impl Body {
             }
             other => put(&mut text, other),
         }
-        // Objects stay for long, so they do not keep the room that was a guess.
+        // Objects are kept for long, so release the unused capacity.
         text.shrink_to_fit();
         (Bytes::from(text), managers)
     }
@@ -114,7 +117,7 @@ fn put<T: serde::Serialize + ?Sized>(text: &mut Vec<u8>, value: &T) {
     serde_json::to_writer(text, value).expect("trees and texts are JSON, and memory takes every byte");
 }
 
-/// The list of managers alone, out of a body and the place they have in it.
+/// Returns the list of managers, given its position in the body.
 pub(crate) fn list(body: &Bytes, managers: &Range<usize>) -> Bytes {
     let member = &body[managers.clone()];
     let key = if member.first() == Some(&b',') { KEY.len() + 1 } else { KEY.len() };
@@ -125,7 +128,8 @@ pub(crate) fn list(body: &Bytes, managers: &Range<usize>) -> Bytes {
     }
 }
 
-/// Where the managers stand in a body that was read, with the comma that goes with them; an empty place if there are none.
+/// Returns the position of the managers in a serialised body, with the adjacent comma. Empty if
+/// there are none.
 pub(crate) fn managers(body: &[u8]) -> Range<usize> {
     let place = || {
         let metadata = find(body, 0, b"\"metadata\"")?;
@@ -140,20 +144,20 @@ pub(crate) fn managers(body: &[u8]) -> Range<usize> {
     place().unwrap_or(0..0)
 }
 
-/// Where the text of `metadata.resourceVersion` stands, with its quotes.
+/// Returns the position of the text of `metadata.resourceVersion`, with its quotes.
 pub(crate) fn version(body: &[u8]) -> Option<Range<usize>> {
     let metadata = find(body, 0, b"\"metadata\"")?;
     let member = find(body, metadata.value, b"\"resourceVersion\"")?;
     Some(member.value..skip_text(body, member.value)?)
 }
 
-/// Where a field of an object stands.
+/// The position of a field in an object.
 struct Member {
     key: usize,
     value: usize,
 }
 
-/// Finds a field of the object that begins at `at`, by its name in quotes.
+/// Finds a field of the object that begins at `at`, by its quoted name.
 fn find(body: &[u8], at: usize, name: &[u8]) -> Option<Member> {
     let mut at = at.checked_add(1).filter(|_| body.get(at) == Some(&b'{'))?;
     loop {
@@ -171,7 +175,7 @@ fn find(body: &[u8], at: usize, name: &[u8]) -> Option<Member> {
     }
 }
 
-/// The place behind a text.
+/// Returns the position after a string.
 fn skip_text(body: &[u8], at: usize) -> Option<usize> {
     let mut at = at.checked_add(1).filter(|_| body.get(at) == Some(&b'"'))?;
     loop {
@@ -183,7 +187,7 @@ fn skip_text(body: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The place behind a value.
+/// Returns the position after a value.
 fn skip_value(body: &[u8], mut at: usize) -> Option<usize> {
     let mut depth = 0_usize;
     loop {
@@ -218,7 +222,7 @@ mod tests {
 
     use super::{Body, list, managers};
 
-    /// Cuts the managers out of a body and compares with what a tree says; then puts them back.
+    /// Cuts the managers out of a body, compares with the parsed tree, and puts them back.
     fn check(body: &Value) {
         let mut rest = body.clone();
         let metadata = rest.get_mut("metadata").and_then(Value::as_object_mut);

@@ -1,4 +1,5 @@
-//! What readers see: every acknowledged object, the recent changes of each resource, and who watches them.
+//! The state that readers see: acknowledged objects, the recent changes of each resource, and the
+//! watchers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
@@ -9,18 +10,19 @@ use tokio::sync::mpsc;
 use crate::watch::{Change, ChangeKind};
 use crate::{Filter, Key, Object};
 
-/// Changes kept per resource so that a watch can resume. A watcher that falls further behind lists again, as it
-/// does on a real server whose watch cache is of this order.
+/// The number of changes kept per resource for watches that resume. A watcher that falls further
+/// behind must list again. The watch cache of kube-apiserver is of the same order.
 const HISTORY_CHANGES: usize = 4096;
-/// Bodies kept alive by one resource's history, so that large objects do not turn the history into a leak.
+/// The maximum size of the bodies that one resource's history keeps alive.
 const HISTORY_BYTES: usize = 4 << 20;
-/// Changes that a watcher may lag behind before it is cut off and has to resume from its last version.
+/// The number of changes that a watcher may lag behind. Beyond that it is cut off and must resume
+/// from its last version.
 pub(crate) const WATCH_BACKLOG: usize = 2048;
 
 #[derive(Default)]
 pub(crate) struct Committed {
     pub version: u64,
-    /// The version found at opening: changes up to it are not in any history.
+    /// The version found at opening. Earlier changes are in no history.
     pub opened_at: u64,
     objects: BTreeMap<Key, Arc<Object>>,
     resources: HashMap<Arc<str>, Resource>,
@@ -36,7 +38,7 @@ struct Resource {
     /// Every change with a version above this is still in `history`.
     dropped_through: u64,
     watchers: Vec<Watcher>,
-    /// Watchers of one object by name: a change elsewhere does not wake them.
+    /// Watchers of one object by name. Changes of other objects do not wake them.
     named_watchers: HashMap<(Arc<str>, Arc<str>), Vec<Watcher>>,
     subscriptions: usize,
 }
@@ -64,7 +66,7 @@ impl Committed {
         self.objects.values()
     }
 
-    /// The objects of a resource, in order, from just after a position.
+    /// Returns the objects of a resource in order, after a given position.
     pub fn scan<'a>(
         &'a self,
         resource: &'a Arc<str>,
@@ -90,14 +92,14 @@ impl Committed {
         self.dependents_by_uid.get(uid).into_iter().flatten().filter_map(|key| self.objects.get(key))
     }
 
-    /// Every object in a namespace, whatever its resource.
+    /// Returns the objects of all resources in a namespace.
     pub fn in_namespace<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Object>> {
         let mut resource: Option<&'a Arc<str>> = None;
-        // One jump per resource instead of a walk over every object.
+        // Jump from resource to resource instead of walking all objects.
         let resources = std::iter::from_fn(move || {
             let start = match resource {
                 None => Bound::Unbounded,
-                // No namespace sorts after this one.
+                // This sorts after every namespace.
                 Some(resource) => Bound::Excluded(Key::new(Arc::clone(resource), "\u{10ffff}", "")),
             };
             resource = self.objects.range((start, Bound::Unbounded)).next().map(|(key, _)| &key.resource);
@@ -130,7 +132,7 @@ impl Committed {
         if let Some(collector) = &self.collector
             && crate::garbage::concerns(&change)
         {
-            // The collector ends with its store: a closed channel means that nobody collects any more.
+            // A closed channel means that the collector has ended.
             let _ = collector.send(change.clone());
         }
         resource.remember(change);
@@ -140,7 +142,7 @@ impl Committed {
         self.collector = Some(sender);
     }
 
-    /// The oldest version from which this resource can still be watched.
+    /// Returns the oldest version from which this resource can still be watched.
     pub fn oldest_version(&self, resource: &str) -> u64 {
         self.resources.get(resource).map_or(self.opened_at, |resource| resource.dropped_through)
     }
@@ -152,7 +154,7 @@ impl Committed {
         history.into_iter().flat_map(move |history| history.range(start..))
     }
 
-    /// Registers a watcher; it gets every change applied from now on that its namespace and name let through.
+    /// Registers a watcher. It gets every later change that matches its namespace and name.
     pub fn subscribe(&mut self, resource: &Arc<str>, filter: &Filter) -> mpsc::Receiver<Change> {
         let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
         let opened_at = self.opened_at;
@@ -208,15 +210,15 @@ impl Resource {
             if watcher.namespace.as_deref().is_some_and(|namespace| *namespace != *key.namespace) {
                 return true;
             }
-            // A watcher that is full is dropped here: its channel ends after what it already has, and the client
-            // resumes from there. Waiting for it would hold up everyone else.
+            // Drop a watcher whose channel is full: waiting for it would delay everybody else. The
+            // client gets the queued changes and then resumes from there.
             watcher.sender.try_send(change.clone()).is_ok()
         };
         self.watchers.retain_mut(deliver);
         if self.named_watchers.is_empty() {
             return;
         }
-        // A watch across namespaces by name alone is registered under the empty namespace.
+        // A watch by name across namespaces is registered under the empty namespace.
         for namespace in [Arc::clone(&key.namespace), Arc::from("")] {
             let slot = (namespace, Arc::clone(&key.name));
             if let Some(watchers) = self.named_watchers.get_mut(&slot) {

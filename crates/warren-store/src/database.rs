@@ -29,28 +29,29 @@ const MIGRATIONS: &[&str] = &["
     INSERT INTO counter (id, version) VALUES (0, 1);
 "];
 
-/// Written bytes after which the log is folded into the file even while writes keep coming. Everybody waits meanwhile, for the
-/// disk: a few milliseconds each time are better than the tenth of a second that much more would take at once.
+/// The size of the write-ahead log at which a checkpoint runs even while writes keep coming. All
+/// writes wait meanwhile. A few milliseconds each time are better than the tenth of a second that a
+/// much longer log would take.
 const CHECKPOINT_BYTES: usize = 4 << 20;
-/// How long the writer must be idle before it folds the log into the file.
+/// The idle time of the writer before it runs a checkpoint.
 pub(crate) const CHECKPOINT_AFTER_IDLE: Duration = Duration::from_millis(500);
 
-/// Why a store could not be opened.
+/// An error while opening a store.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// SQLite refused.
+    /// SQLite returned an error.
     #[error("open store {}", path.display())]
     Database {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// SQLite's reason.
+        /// SQLite's error.
         #[source]
         source: rusqlite::Error,
     },
-    /// The file could not be made its owner's alone.
+    /// The file could not be made private to its owner.
     #[error("create store {} for its owner only", path.display())]
     Private {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The underlying I/O error.
         #[source]
@@ -59,21 +60,21 @@ pub enum OpenError {
     /// The file was written by a newer program.
     #[error("store {} has schema version {found}, this program knows up to {known}", path.display())]
     NewerSchema {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Its schema version.
         found: usize,
-        /// The newest one known here.
+        /// The newest version that this program knows.
         known: usize,
     },
-    /// A row that is no JSON object: the file was damaged from outside.
+    /// A row is no JSON object: another program damaged the file.
     #[error("store {} has an unreadable object {key}", path.display())]
     Damaged {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The row.
+        /// The key of the row.
         key: Key,
-        /// What is wrong with it.
+        /// The parse error.
         #[source]
         source: serde_json::Error,
     },
@@ -88,13 +89,13 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Opens or creates the file and reads everything in it.
+    /// Opens or creates the file and reads all objects.
     pub fn open(path: &Path) -> Result<(Database, u64, Vec<Arc<Object>>), OpenError> {
         let failed = |source| OpenError::Database { path: path.to_owned(), source };
         make_private(path).map_err(|source| OpenError::Private { path: path.to_owned(), source })?;
         let mut connection = Connection::open(path).map_err(failed)?;
-        // Exclusive: one process owns the file, and the log's index then lives in memory instead of a shared mapping. First of
-        // all, because the first look at the file decides about that mapping.
+        // One process owns the file, so the index of the log can be in memory instead of a shared
+        // mapping. This must come first: the first access to the file decides about the mapping.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(failed)?;
         let found = migrate(&mut connection, MIGRATIONS).map_err(failed)?;
         if found > MIGRATIONS.len() {
@@ -114,7 +115,7 @@ impl Database {
         Ok((Database { connection, uncheckpointed: 0 }, version.cast_unsigned(), objects))
     }
 
-    /// Writes changes in one transaction. When this returns they are on the disk.
+    /// Writes changes in one transaction. They are on disk when this returns.
     pub fn commit<'a>(&mut self, changes: impl Iterator<Item = &'a Change>) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         let mut version = None;
@@ -157,17 +158,17 @@ impl Database {
         Ok(())
     }
 
-    /// Whether the log holds something that is not in the file yet.
+    /// Returns true if the log holds changes that are not in the file.
     pub fn wants_checkpoint(&self) -> bool {
         self.uncheckpointed > 0
     }
 
-    /// Whether the log is so long that folding it in cannot wait for a quiet moment.
+    /// Returns true if the log is too long to wait for an idle moment.
     pub fn needs_checkpoint(&self) -> bool {
         self.uncheckpointed > CHECKPOINT_BYTES
     }
 
-    /// Folds the log into the file. Not needed for safety, so a failure is only logged.
+    /// Copies the log into the file. This is not needed for safety, so a failure is only logged.
     pub fn checkpoint(&mut self) {
         self.uncheckpointed = 0;
         let outcome = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |_| Ok(())).optional();
@@ -177,8 +178,8 @@ impl Database {
     }
 }
 
-/// Creates the file if it is missing, and takes it and its neighbours away from other users. SQLite gives the neighbours that it
-/// creates the mode of the file.
+/// Creates the file if it is missing, and removes access for other users from it and its
+/// neighbours. SQLite creates its neighbour files with the same mode.
 fn make_private(path: &Path) -> io::Result<()> {
     let neighbour = |suffix: &str| {
         let mut name = path.as_os_str().to_owned();
@@ -201,15 +202,15 @@ fn make_private(path: &Path) -> io::Result<()> {
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA journal_mode = WAL", (), |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "FULL")?;
-    // The writer folds the log in when it is idle, so that no write pays for it.
+    // The writer runs checkpoints when it is idle, so that no write pays for them.
     connection.query_row("PRAGMA wal_autocheckpoint = 0", (), |_| Ok(()))?;
-    // Everything is read from memory, so the page cache only serves the writes of one transaction.
+    // Reads are served from memory, so the page cache only serves the writes of one transaction.
     connection.pragma_update(None, "cache_size", -1024)?;
     Ok(())
 }
 
-/// Brings the file to the newest schema, all the way or not at all, and says which version it has. A newer file is left as
-/// it is.
+/// Migrates the file to the newest schema in one transaction. Returns the version that it had. A
+/// file with a newer schema is not changed.
 fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result<usize> {
     let found: i64 = connection.query_row("PRAGMA user_version", (), |row| row.get(0))?;
     let found = usize::try_from(found).unwrap_or(usize::MAX);
@@ -229,7 +230,7 @@ fn read_objects(connection: &Connection) -> rusqlite::Result<Vec<(Key, u64, Byte
     let mut statement = connection.prepare(
         "SELECT resource, namespace, name, version, body FROM object ORDER BY resource, namespace, name",
     )?;
-    // Neighbouring rows share their resource and namespace, and so do their keys in memory.
+    // Neighbouring rows mostly have the same resource and namespace: share their strings.
     let (mut resource, mut namespace): (Arc<str>, Arc<str>) = ("".into(), "".into());
     let rows = statement.query_map((), |row| {
         let share = |last: &mut Arc<str>, text: &str| {
@@ -255,7 +256,7 @@ fn read_objects(connection: &Connection) -> rusqlite::Result<Vec<(Key, u64, Byte
 mod tests {
     use super::*;
 
-    /// A schema that a later program might bring along.
+    /// Migrations that a later program might have.
     const LATER: &[&str] = &[
         MIGRATIONS[0],
         "ALTER TABLE object ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",
@@ -339,7 +340,7 @@ mod tests {
         for name in ["store.db", "store.db-wal"] {
             fs::set_permissions(directory.path().join(name), Permissions::from_mode(0o644)).unwrap();
         }
-        // Killed: the log stays.
+        // As after a kill: the log stays.
         std::mem::forget(database);
         make_private(&path).unwrap();
         assert_eq!(modes(), expected);

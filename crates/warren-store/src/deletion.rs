@@ -1,4 +1,4 @@
-//! What deleting means for an object's metadata: finalizers, grace periods, propagation.
+//! The effect of deletion on an object's metadata: finalizers, grace periods, propagation.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ pub const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 /// The finalizer that makes an object wait until its dependents have been orphaned.
 pub const ORPHAN_FINALIZER: &str = "orphan";
 
-/// What happens to the dependents of a deleted object.
+/// The treatment of a deleted object's dependents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
     /// They are deleted after it.
@@ -19,31 +19,31 @@ pub enum Propagation {
     Orphan,
 }
 
-/// What deleting an object comes to.
+/// The result of a delete request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// Nothing holds it: remove it.
+    /// Remove the object now.
     Remove,
-    /// It stays for now, in this state.
+    /// Keep the object for now, in this state.
     Mark(Value),
-    /// It is already on its way and this request changes nothing.
+    /// The deletion is already in progress, and this request changes nothing.
     Unchanged,
 }
 
-/// A time as `metadata` spells it.
+/// Formats a time for `metadata`.
 pub fn timestamp(now: Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Decides what a delete request does to `object`. `grace` is the grace period that applies to it: zero for all
-/// kinds that know none.
+/// Decides the effect of a delete request on `object`. `grace` is its grace period: zero for kinds
+/// that have none.
 pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timestamp) -> Outcome {
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
         return Outcome::Remove;
     };
     let already = metadata.get("deletionTimestamp").is_some_and(Value::is_string);
     let running_grace = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
-    // Every other propagation comes with a finalizer.
+    // All other propagations add a finalizer.
     let is_held = propagation != Propagation::Background || has_finalizers(metadata);
     if !is_held && (grace == 0 || (already && running_grace == 0)) {
         return Outcome::Remove;
@@ -63,7 +63,7 @@ pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timesta
         metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
         bump_generation(metadata);
     } else if grace < running_grace {
-        // A later request may shorten the wait, never lengthen it.
+        // A later request may shorten the grace period but not extend it.
         let deadline = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
         metadata.insert("deletionTimestamp".to_owned(), timestamp(deadline).into());
         metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
@@ -71,8 +71,8 @@ pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timesta
     if marked == *object { Outcome::Unchanged } else { Outcome::Mark(marked) }
 }
 
-/// The last state of an object that is deleted with a grace period of zero, for kinds whose watchers are told before it
-/// goes; `None` if it is in that state already.
+/// Returns the last state of an object that is deleted with a grace period of zero, for kinds that
+/// show it to watchers before the removal. Returns `None` if the object already is in that state.
 pub fn last_state(object: &Value, now: Timestamp) -> Option<Value> {
     let mut marked = object.clone();
     let metadata = marked.get_mut("metadata").and_then(Value::as_object_mut)?;
@@ -88,8 +88,8 @@ pub fn last_state(object: &Value, now: Timestamp) -> Option<Value> {
     Some(marked)
 }
 
-/// Whether an updated object has nothing left to wait for: it is being deleted, its grace period is over and its
-/// last finalizer is gone.
+/// Returns true if an updated object can be removed: it is being deleted, its grace period is over
+/// and its last finalizer is gone.
 pub fn is_finished(object: &Value) -> bool {
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else { return false };
     metadata.get("deletionTimestamp").is_some_and(Value::is_string)

@@ -1,5 +1,6 @@
-//! Owner-reference garbage collection and the emptying of namespaces. The [`Collector`] decides what has to go; who
-//! drives it carries the tasks out the way a client's delete request would be, so that pods get their grace period.
+//! Garbage collection by owner references, and the emptying of namespaces. The [`Collector`]
+//! decides which objects have to go. Its caller deletes them like a client's request would, so that
+//! pods get their grace period.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,31 +12,31 @@ use crate::deletion::{FOREGROUND_FINALIZER, ORPHAN_FINALIZER, Propagation};
 use crate::watch::{Change, ChangeKind};
 use crate::{Key, Object, Store};
 
-/// The resource whose objects are namespaces.
+/// The resource of namespaces.
 const NAMESPACES: &str = "namespaces";
 
-/// One thing to do. Each is safe to do twice, and to find already done.
+/// One action. It is idempotent: it may be repeated, or find that its work is already done.
 #[derive(Debug, Clone)]
 pub enum Task {
-    /// Delete this object, if it still has this uid.
+    /// Delete this object, if it still has this UID.
     Delete(Arc<Object>, Propagation),
-    /// Remove the owner references with these uids.
+    /// Remove the owner references with these UIDs.
     DropOwners(Arc<Object>, Vec<Box<str>>),
-    /// Remove this finalizer: what it waited for has happened.
+    /// Remove this finalizer: its condition is met.
     Release(Arc<Object>, &'static str),
-    /// The terminating namespace is empty: let it go.
+    /// Finish the deletion of this namespace: it is empty.
     FinishNamespace(Arc<Object>),
 }
 
-/// Follows every change and says what follows from it.
+/// Follows every change and returns the tasks that result from it.
 pub struct Collector {
     store: Store,
     changes: mpsc::UnboundedReceiver<Change>,
-    /// What was there at the start, still to be looked at.
+    /// Objects from the start that have not been checked yet.
     unseen: VecDeque<Key>,
 }
 
-/// Whether a change can make anything collectable.
+/// Returns true if a change can make an object collectable.
 pub(crate) fn concerns(change: &Change) -> bool {
     let object = &change.object;
     change.kind == ChangeKind::Deleted
@@ -45,7 +46,7 @@ pub(crate) fn concerns(change: &Change) -> bool {
 }
 
 impl Collector {
-    /// Begins to follow the store, with everything already in it as the first thing to look at.
+    /// Starts following the store. All existing objects are checked first.
     pub fn new(store: &Store) -> Collector {
         let changes = store.feed_collector();
         let unseen = store.read(|committed| {
@@ -55,7 +56,7 @@ impl Collector {
         Collector { store: store.clone(), changes, unseen }
     }
 
-    /// Waits for a change from which something follows. `None` once the store is gone.
+    /// Waits for a change that results in tasks. Returns `None` once the store is gone.
     pub async fn next(&mut self) -> Option<Vec<Task>> {
         loop {
             let tasks = if let Some(key) = self.unseen.pop_front() {
@@ -80,16 +81,16 @@ fn follow(committed: &Committed, change: &Change) -> Vec<Task> {
             tasks.extend(judge(committed, &dependent));
         }
     } else if let Some(current) = committed.get(&change.object.key) {
-        // The newest state, not the change's: an older one could ask for what has been done since.
+        // Use the newest state: the change may be outdated, and its task already done.
         tasks.extend(judge(committed, current));
     }
-    // An owner that waits for this dependent may have waited for just this change.
+    // This change may release an owner that waits for the dependent.
     let owners = change.previous.iter().chain([&change.object]).flat_map(|object| &object.meta.owners);
     let waiting: HashSet<&str> = owners.map(|owner| &*owner.uid).collect();
     for owner in waiting.into_iter().filter_map(|uid| committed.find_by_uid(uid)) {
         tasks.extend(judge_owner(committed, owner));
     }
-    // So may a namespace.
+    // It may also release a namespace.
     if !change.object.key.namespace.is_empty() {
         let namespace = Key::new(NAMESPACES, "", Arc::clone(&change.object.key.namespace));
         if let Some(namespace) = committed.get(&namespace).filter(|namespace| namespace.meta.deleting) {
@@ -98,7 +99,7 @@ fn follow(committed: &Committed, change: &Change) -> Vec<Task> {
                     tasks.push(Task::FinishNamespace(Arc::clone(namespace)));
                 }
                 ChangeKind::Deleted => {}
-                // Created after the namespace was swept.
+                // The object was created after the namespace was swept.
                 ChangeKind::Added | ChangeKind::Modified if change.object.meta.deleting => {}
                 ChangeKind::Added | ChangeKind::Modified => {
                     tasks.push(Task::Delete(Arc::clone(&change.object), Propagation::Background));
@@ -121,7 +122,7 @@ fn judge(committed: &Committed, object: &Arc<Object>) -> Vec<Task> {
     tasks
 }
 
-/// Whether an object still has an owner to live for.
+/// Returns the task for an object by the state of its owners.
 fn judge_dependent(committed: &Committed, object: &Arc<Object>) -> Option<Task> {
     let (mut solid, mut absent, mut waiting) = (0, Vec::new(), Vec::new());
     for owner in &object.meta.owners {
@@ -150,7 +151,7 @@ fn judge_dependent(committed: &Committed, object: &Arc<Object>) -> Option<Task> 
     }
 }
 
-/// What an object that waits for its dependents still needs.
+/// Returns the tasks for an owner that waits for its dependents.
 fn judge_owner(committed: &Committed, object: &Arc<Object>) -> Vec<Task> {
     let meta = &object.meta;
     if !meta.deleting || meta.uid.is_empty() {

@@ -1,9 +1,12 @@
+//! Keys of objects.
+
 use std::fmt;
 use std::sync::Arc;
 
-/// Where an object lives: its resource, its namespace (empty for cluster-scoped objects) and its name.
+/// The identity of an object: its resource, its namespace (empty for cluster-scoped objects) and
+/// its name.
 ///
-/// Keys sort by resource, then namespace, then name, which is the order in which lists are answered.
+/// Keys sort by resource, then namespace, then name. Lists are answered in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// The group resource: `pods`, `sandboxes.agents.x-k8s.io`.
@@ -15,7 +18,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// A key from its three parts.
+    /// Creates a key from its three parts.
     pub fn new(
         resource: impl Into<Arc<str>>,
         namespace: impl Into<Arc<str>>,

@@ -1,14 +1,17 @@
-//! Versioned JSON objects: one increasing resourceVersion, optimistic concurrency, consistent lists, watches with a
-//! bounded history, selectors, finalizers and owner-reference garbage collection, kept in SQLite or in memory.
+//! Versioned JSON objects in SQLite or in memory: one increasing resourceVersion, optimistic
+//! concurrency, consistent lists, watches with a bounded history, selectors, finalizers and garbage
+//! collection by owner references.
 //!
-//! Reads are served from memory. Writes go through one writer thread that commits everything queued in one
-//! transaction; a write is acknowledged after its commit has been synced, and becomes visible to readers and
-//! watchers at that moment, in version order. After a crash, everything acknowledged is there; a write that was
-//! under way may or may not be. Who writes [`Ahead`] of the disk is answered sooner, and is told when something of it was lost; to
-//! everybody else there is no difference.
+//! Reads are served from memory. One writer thread commits all queued writes in one transaction. A
+//! write is acknowledged after its commit is synced, and becomes visible to readers and watchers at
+//! that moment, in version order. After a crash all acknowledged writes are there; a write in
+//! progress may or may not be.
 //!
-//! The crate knows the shape of Kubernetes metadata and nothing else: no HTTP, no kinds, no schemas. Start
-//! reading at [`Store`].
+//! A client that writes [`Ahead`] of the disk is answered earlier, and is told if one of its writes
+//! is lost. Other clients see no difference.
+//!
+//! The crate knows the shape of Kubernetes metadata and nothing else: no HTTP, no kinds, no
+//! schemas. Start reading at [`Store`].
 
 mod ahead;
 mod body;

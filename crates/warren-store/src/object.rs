@@ -1,6 +1,6 @@
-//! One version of one object, as the store keeps it: the serialised body, and the few pieces of metadata that the
-//! store itself needs (selectors, owners, deletion). Bodies are bytes because a parsed tree takes several times
-//! the memory, and because most reads hand the bytes on as they are.
+//! One version of one object: the serialised body, and the metadata that the store itself needs
+//! (selectors, owners, deletion). Bodies are bytes, because a parsed tree takes several times the
+//! memory and most readers pass the bytes on unchanged.
 
 use std::ops::Range;
 
@@ -11,30 +11,31 @@ use serde_json::Value;
 use crate::Key;
 use crate::body::{self, Body};
 
-/// One immutable version of an object. Shared by reference: a list copies pointers, never bodies.
+/// One immutable version of an object. It is shared by reference: a list copies pointers, never
+/// bodies.
 #[derive(Debug)]
 pub struct Object {
-    /// Where it lives.
+    /// The key of the object.
     pub key: Key,
     /// The store-wide version that wrote it (`metadata.resourceVersion` in the body).
     pub version: u64,
-    /// The whole object as JSON, with `metadata.resourceVersion` in it.
+    /// The whole object as JSON, including `metadata.resourceVersion`.
     pub body: Bytes,
-    /// What the store needs to know without parsing the body.
+    /// The metadata that the store needs without parsing the body.
     pub meta: Meta,
-    /// Where `metadata.managedFields` stand in the body, with their comma.
+    /// The position of `metadata.managedFields` in the body, with the adjacent comma.
     managers: Range<usize>,
 }
 
 impl Object {
-    /// An object as it is written. `size` is a guess at its length.
+    /// Builds an object from a write. `size` is an estimate of its length.
     pub(crate) fn new(key: Key, version: u64, mut body: Body, size: usize) -> Object {
         let meta = Meta::of(body.stamped(version));
         let (body, managers) = body.write(size);
         Object { key, version, body, meta, managers }
     }
 
-    /// An object as it was read from the disk.
+    /// Builds an object that was read from disk.
     pub(crate) fn read(key: Key, version: u64, body: Bytes) -> Result<Object, (Key, serde_json::Error)> {
         match Meta::read(&body) {
             Ok(meta) => Ok(Object { managers: body::managers(&body), key, version, body, meta }),
@@ -42,7 +43,7 @@ impl Object {
         }
     }
 
-    /// The same state under a later version, which is how watchers see an object go.
+    /// Returns the same state under a later version. Watchers see a deletion like this.
     pub(crate) fn at_version(&self, version: u64) -> Object {
         let key = self.key.clone();
         let Some(place) = body::version(&self.body) else {
@@ -55,12 +56,12 @@ impl Object {
         Object { key, version, body: body.into(), meta: self.meta.clone(), managers }
     }
 
-    /// The body as a tree, for those who change it.
+    /// Parses the body.
     pub fn value(&self) -> Value {
         tree(&self.body)
     }
 
-    /// The body without `metadata.managedFields`.
+    /// Returns the body without `metadata.managedFields`.
     pub fn unmanaged(&self) -> Bytes {
         match self.managers.is_empty() {
             true => self.body.clone(),
@@ -68,7 +69,8 @@ impl Object {
         }
     }
 
-    /// The body in its two parts. Its managers share their bytes with it and are not parsed.
+    /// Returns the body in its two parts. The managers share their bytes with it and are not
+    /// parsed.
     pub fn split(&self) -> Body {
         Body { tree: tree(&self.unmanaged()), managed_fields: body::list(&self.body, &self.managers) }
     }
@@ -89,17 +91,17 @@ pub struct Meta {
     pub owners: Box<[Owner]>,
     /// `metadata.finalizers`.
     pub finalizers: Box<[Box<str>]>,
-    /// Whether `metadata.deletionTimestamp` is set.
+    /// True if `metadata.deletionTimestamp` is set.
     pub deleting: bool,
 }
 
 impl Meta {
-    /// The value of a label.
+    /// Returns the value of a label.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(key, _)| &**key == name).map(|(_, value)| &**value)
     }
 
-    /// Whether the object carries this finalizer.
+    /// Returns true if the object has this finalizer.
     pub fn has_finalizer(&self, name: &str) -> bool {
         self.finalizers.iter().any(|finalizer| &**finalizer == name)
     }
@@ -109,13 +111,13 @@ impl Meta {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Owner {
-    /// The owner's uid, which is what identifies it.
+    /// The UID, which identifies the owner.
     #[serde(default)]
     pub uid: Box<str>,
-    /// The owner's name; an object with the uid but another name is not the owner.
+    /// The name. An object with the UID but another name is not the owner.
     #[serde(default)]
     pub name: Box<str>,
-    /// Whether a foreground deletion of the owner waits for this object.
+    /// True if a foreground deletion of the owner waits for this object.
     #[serde(default)]
     pub block_owner_deletion: bool,
 }
@@ -142,12 +144,13 @@ struct RawMeta {
 }
 
 impl Meta {
-    /// Reads the metadata out of a serialised object, skipping everything else.
+    /// Reads the metadata from a serialised object and skips everything else.
     pub(crate) fn read(body: &[u8]) -> Result<Meta, serde_json::Error> {
         Ok(Meta::from(serde_json::from_slice::<Envelope>(body)?.metadata))
     }
 
-    /// The same out of a tree. Metadata of a wrong shape, which the caller has refused, reads as none.
+    /// Reads the metadata from a tree. Metadata of a wrong shape counts as absent; callers have
+    /// refused it before.
     pub(crate) fn of(object: &Value) -> Meta {
         let metadata = &object["metadata"];
         let text = |value: &Value| value.as_str().map(Box::<str>::from);

@@ -10,15 +10,15 @@ mod label;
 pub use field::FieldSelector;
 pub use label::{LabelSelector, Requirement};
 
-/// A selector that cannot be parsed. The message is worded for the client that sent it.
+/// A selector that cannot be parsed. The message is for the client that sent it.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct SelectorError(pub(crate) String);
 
-/// Everything that narrows a list or a watch within one resource.
+/// The conditions of a list or watch within one resource.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only this namespace.
+    /// Only objects of this namespace.
     pub namespace: Option<String>,
     /// Only the object of this name.
     pub name: Option<String>,
@@ -29,12 +29,12 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether the selectors (not namespace and name) let everything through.
+    /// Returns true if the selectors (not namespace and name) match everything.
     pub fn selects_all(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether the object passes.
+    /// Returns true if the object matches.
     pub fn matches(&self, object: &Object) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| namespace == &*object.key.namespace)
             && self.name.as_deref().is_none_or(|name| name == &*object.key.name)

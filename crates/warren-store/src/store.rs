@@ -1,3 +1,5 @@
+//! The store: reads from memory, and the queue of writes.
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,24 +15,25 @@ use crate::watch::{Change, ChangeKind};
 use crate::writer::{CommitError, Job};
 use crate::{Ahead, Body, Expired, Filter, Key, Object, OpenError, Urgency, Watch, WatchFrom, writer};
 
-/// A guess at the length of a new object: a small one with its managers, which nearly all grow into.
+/// The estimated length of a new object: a small one with its managers. Nearly all objects reach
+/// it.
 const NEW_BODY: usize = 1024;
-/// With more writes than these waiting for the disk, nobody writes ahead of it.
+/// The number of writes waiting for the disk at which acknowledgements stop running ahead of it.
 const FURTHEST_AHEAD: usize = 256;
 
-/// The thread that commits.
+/// The name of the thread that commits.
 pub const WRITER_THREAD: &str = "store-writer";
 
-/// Where a store keeps its objects.
+/// The place where a store keeps its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Storage {
-    /// Nowhere: gone with the process. For tests.
+    /// In memory only: the objects are gone with the process. For tests.
     Memory,
-    /// In this SQLite file (and its `-wal` neighbour).
+    /// In this SQLite file and its `-wal` neighbour.
     File(PathBuf),
 }
 
-/// The store. Clones share it.
+/// The store. Clones share its state.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -47,13 +50,13 @@ pub(crate) struct Shared {
     pub(crate) failed: watch::Sender<bool>,
 }
 
-/// The newest state, ahead of what is committed: writes are checked against it, so that two writers in the same
-/// group commit conflict with each other just as if they had come one after the other.
+/// The newest state, including writes that are not committed. Writes are checked against it, so
+/// that two conflicting writes of the same group commit are detected.
 pub(crate) struct Head {
     next_version: u64,
     pub(crate) pending: HashMap<Key, Pending>,
     pub(crate) queue: Vec<Job>,
-    /// How often writes were lost that had been answered already.
+    /// Counts losses of writes that had been acknowledged.
     pub(crate) losses: watch::Sender<u64>,
     pub(crate) closed: bool,
 }
@@ -63,14 +66,14 @@ pub(crate) struct Pending {
     object: Option<Arc<Object>>,
 }
 
-/// One change to make, and what must hold for it.
+/// One change and its precondition.
 #[derive(Debug)]
 pub struct Write {
-    /// The object.
+    /// The key of the object.
     pub key: Key,
-    /// What must be there now.
+    /// The expected current state.
     pub expect: Expect,
-    /// What to do.
+    /// The change.
     pub action: Action,
 }
 
@@ -81,12 +84,12 @@ pub enum Expect {
     Absent,
     /// Exactly this version.
     Version(u64),
-    /// An object of whatever version: for a write that follows another of the same object in one call, when nobody
-    /// can know yet which version that will be.
+    /// An object of any version. For a write that follows another write of the same object in one
+    /// call, whose version is not known yet.
     Present,
 }
 
-/// What a write does.
+/// The effect of a write.
 #[derive(Debug)]
 pub enum Action {
     /// Stores this body; the store fills in `metadata.resourceVersion`.
@@ -95,27 +98,27 @@ pub enum Action {
     Delete,
 }
 
-/// Why a write was refused or lost. Nothing of it was applied.
+/// The error of a write that was refused or lost. No part of it was applied.
 #[derive(Debug, Error)]
 pub enum WriteError {
     /// The object exists already.
     #[error("{0} already exists")]
     Exists(Key),
-    /// The object is not there.
+    /// The object does not exist.
     #[error("{0} not found")]
     Missing(Key),
     /// The object has another version than expected.
     #[error("{key} has version {actual}")]
     Conflict {
-        /// The object.
+        /// The key of the object.
         key: Key,
         /// Its newest version.
         actual: u64,
     },
-    /// The disk said no.
+    /// The disk refused the commit.
     #[error(transparent)]
     Commit(CommitError),
-    /// A write was lost that this one may follow from.
+    /// An earlier write, which this one may depend on, was lost.
     #[error("an earlier write did not reach the disk")]
     Unfounded,
     /// The store is closed.
@@ -123,16 +126,16 @@ pub enum WriteError {
     Closed,
 }
 
-/// What becomes of writes that are in order: the objects as they will be, and word of the disk unless there is none.
+/// The result of ordering writes: the new objects, and the pending commit if there is a disk.
 pub(crate) struct Ordered {
     pub objects: Vec<Arc<Object>>,
     done: Option<oneshot::Receiver<Result<(), CommitError>>>,
-    /// Whether so many wait for the disk that nobody should run further ahead of it.
+    /// True if too many writes wait for the disk to run further ahead of it.
     pub is_far_ahead: bool,
 }
 
 impl Ordered {
-    /// Waits until the writes are on the disk.
+    /// Waits until the writes are on disk.
     pub async fn on_disk(self) -> Result<Vec<Arc<Object>>, WriteError> {
         let Some(done) = self.done else { return Ok(self.objects) };
         match done.await {
@@ -143,44 +146,44 @@ impl Ordered {
     }
 }
 
-/// What to list.
+/// A request for a list.
 #[derive(Debug)]
 pub struct ListRequest<'a> {
-    /// The resource.
+    /// The resource to list.
     pub resource: &'a Arc<str>,
-    /// Which of its objects.
+    /// The conditions that objects must meet.
     pub filter: &'a Filter,
-    /// At most so many.
+    /// The maximum number of objects.
     pub limit: Option<usize>,
-    /// Only those after this namespace and name, as a continued list does.
+    /// List only objects after this namespace and name, to continue a list.
     pub after: Option<(&'a str, &'a str)>,
-    /// As of this version, instead of now.
+    /// List at this version instead of the current one.
     pub at: Option<u64>,
 }
 
-/// A consistent answer: the objects as they all were at one version.
+/// A consistent list: the objects as they all were at one version.
 #[derive(Debug)]
 pub struct List {
-    /// The objects, by namespace and name.
+    /// The objects, sorted by namespace and name.
     pub items: Vec<Arc<Object>>,
-    /// The version at which this holds.
+    /// The version of the list.
     pub version: u64,
-    /// Whether the limit cut the list short.
+    /// True if the limit cut the list short.
     pub more: bool,
-    /// How many follow, where that is known without looking at each (no selector).
+    /// The number of remaining objects. Known only without a selector.
     pub remaining: Option<usize>,
 }
 
-/// Why a list could not be answered.
+/// The error of a list.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ListError {
-    /// That version has left the history.
+    /// The version has left the history.
     #[error(transparent)]
     Expired(#[from] Expired),
-    /// That version has not happened yet.
+    /// The version is in the future.
     #[error("Too large resource version: {requested}, current: {current}")]
     Future {
-        /// What was asked for.
+        /// The requested version.
         requested: u64,
         /// The newest version.
         current: u64,
@@ -200,8 +203,8 @@ impl Drop for WriterHandle {
 }
 
 impl Shared {
-    // A panic while a lock was held cannot leave half a change behind: every section below either builds its
-    // result before touching the shared state or only moves finished values. So poisoning is ignored.
+    // Poisoning is ignored. A panic under a lock cannot leave half a change behind: each section
+    // below either builds its result first or only moves finished values.
     pub(crate) fn head(&self) -> MutexGuard<'_, Head> {
         self.head.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -216,7 +219,7 @@ impl Shared {
 }
 
 impl Store {
-    /// Opens a store, reading everything it holds into memory.
+    /// Opens a store and reads all of its objects into memory.
     pub fn open(storage: &Storage) -> Result<Store, OpenError> {
         let (database, version, objects) = match storage {
             Storage::Memory => (None, 1, Vec::new()),
@@ -251,7 +254,7 @@ impl Store {
         Ok(Store { shared, writer })
     }
 
-    /// Writes what is queued, then ends the writer thread. Later writes fail; reads still work.
+    /// Writes the queued changes and ends the writer thread. Later writes fail; reads still work.
     pub fn close(&self) {
         self.shared.head().closed = true;
         self.shared.wake_writer.notify_all();
@@ -263,7 +266,7 @@ impl Store {
         }
     }
 
-    /// Ends the writer thread and leaves the store open, so that a test can take the thread's part.
+    /// Ends the writer thread and leaves the store open, so that a test can act as the writer.
     #[cfg(test)]
     pub(crate) fn without_its_writer(&self) -> Arc<Shared> {
         self.close();
@@ -271,36 +274,37 @@ impl Store {
         Arc::clone(&self.shared)
     }
 
-    /// Returns when the writer thread has panicked. From then on every write is refused, and only a new process helps.
+    /// Returns when the writer thread has panicked. All later writes are refused until the process
+    /// is restarted.
     pub async fn failed(&self) {
         let mut failed = self.shared.failed.subscribe();
         // The sender lives as long as `self`.
         let _ = failed.wait_for(|failed| *failed).await;
     }
 
-    /// How long the disk takes, as metrics in the text form of Prometheus.
+    /// Returns the latencies of the disk as metrics in Prometheus' text format.
     pub fn metrics(&self) -> String {
         self.shared.disk.text()
     }
 
-    /// The object as acknowledged.
+    /// Returns the acknowledged version of an object.
     pub fn get(&self, key: &Key) -> Option<Arc<Object>> {
         self.shared.committed().get(key).cloned()
     }
 
-    /// The object as the next write to it will find it: like [`Store::get`], but including writes that are still
-    /// on their way to the disk. What read-modify-write loops start from.
+    /// Returns the version of an object that the next write will meet. Unlike [`Store::get`] this
+    /// includes writes that are not on disk yet. Read-modify-write loops start from it.
     pub fn newest(&self, key: &Key) -> Option<Arc<Object>> {
         let head = self.shared.head();
         self.in_head(&head, key)
     }
 
-    /// The newest acknowledged version.
+    /// Returns the newest acknowledged version.
     pub fn version(&self) -> u64 {
         self.shared.committed().version
     }
 
-    /// The object with this uid.
+    /// Returns the object with this UID.
     pub fn find_by_uid(&self, uid: &str) -> Option<Arc<Object>> {
         self.shared.committed().find_by_uid(uid).cloned()
     }
@@ -324,11 +328,11 @@ impl Store {
                     items.push(Arc::clone(object));
                 }
             } else {
-                // As on the real server there is more as soon as there is another object, selected or not.
+                // As in kube-apiserver, `more` is set if any object follows, selected or not.
                 more = true;
                 remaining += 1;
             }
-            // Without a selector the rest is counted, which the real server reports as well.
+            // Without a selector, count the rest. kube-apiserver reports it as well.
             !more || request.filter.selects_all()
         };
         if rolled_back.is_empty() {
@@ -355,7 +359,8 @@ impl Store {
         Ok(List { items, version: at, more, remaining })
     }
 
-    /// Begins a watch. For [`WatchFrom::Start`] the present objects and the later changes meet without gap or overlap.
+    /// Starts a watch. For [`WatchFrom::Start`] there is neither a gap nor an overlap between the
+    /// initial objects and the later changes.
     pub fn watch(&self, resource: &Arc<str>, filter: Filter, from: WatchFrom) -> Result<Watch, Expired> {
         let mut committed = self.shared.committed_mut();
         let mut initial = Vec::new();
@@ -379,20 +384,20 @@ impl Store {
         Ok(Watch { initial, version, filter, backlog, receiver })
     }
 
-    /// Makes all of these changes or none, and returns once they are on the disk and visible. Once begun it is
-    /// carried through even if the returned future is dropped. A deletion returns the last state under the
-    /// deletion's version.
+    /// Makes all of these changes or none. Returns once they are on disk and visible. Dropping the
+    /// future does not cancel the write. A deletion returns the last state, under the version of
+    /// the deletion.
     pub async fn write(&self, writes: Vec<Write>) -> Result<Vec<Arc<Object>>, WriteError> {
         self.submit(writes, None, Urgency::Awaited)?.on_disk().await
     }
 
-    /// [`Store::write`] of a single change.
+    /// Writes a single change, like [`Store::write`].
     pub async fn write_one(&self, write: Write) -> Result<Arc<Object>, WriteError> {
         let key = write.key.clone();
         self.write(vec![write]).await?.pop().ok_or(WriteError::Missing(key))
     }
 
-    /// Waits until a version that was read from [`Store::newest`] is on the disk.
+    /// Waits until a version that was read from [`Store::newest`] is on disk.
     pub async fn reaches_disk(&self, version: u64) -> Result<(), WriteError> {
         match self.version() >= version {
             true => Ok(()),
@@ -400,14 +405,14 @@ impl Store {
         }
     }
 
-    /// Begins to write ahead of the disk.
+    /// Starts writing ahead of the disk.
     pub fn ahead(&self) -> Ahead {
         let losses = self.shared.head().losses.subscribe();
         Ahead::new(self.clone(), losses)
     }
 
-    /// Checks the writes and queues them; in memory, applies them. `founded_on` is how many losses there were when what they
-    /// follow from was read.
+    /// Checks the writes and queues them; without a disk, applies them. `founded_on` is the number
+    /// of losses when the data behind these writes was read.
     pub(crate) fn submit(
         &self,
         writes: Vec<Write>,
@@ -461,7 +466,7 @@ impl Store {
         }
     }
 
-    /// What each key touched since `at` held at that version.
+    /// Returns the state at version `at` of every key that has changed since.
     fn roll_back(
         &self,
         committed: &Committed,
@@ -475,7 +480,7 @@ impl Store {
         if at < oldest {
             return Err(Expired { requested: at, oldest });
         }
-        // Newest first, so that the oldest change's `previous` is what remains.
+        // Iterate from the newest change, so that the `previous` of the oldest one remains.
         Ok(committed
             .changes_since(resource, at)
             .rev()
@@ -494,7 +499,7 @@ impl Store {
     }
 }
 
-/// Turns a write into the change it makes, if its precondition holds.
+/// Turns a write into a change, if its precondition holds.
 fn check(write: Write, current: Option<Arc<Object>>, version: u64) -> Result<Change, WriteError> {
     let Write { key, expect, action } = write;
     match (expect, &current) {

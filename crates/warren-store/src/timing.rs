@@ -1,26 +1,27 @@
-//! How long the disk takes: what operators of a store look at first when writes are slow.
+//! Histograms of disk latency, the first thing to look at when writes are slow.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets, in microseconds: each twice the one before, from half a millisecond to a second.
+/// The upper bounds of the buckets in microseconds. Each is twice the one before, from half a
+/// millisecond to a second.
 const BOUNDS: [u64; 12] =
     [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_024_000];
 
-/// What the writer's work on the disk has taken since the store was opened.
+/// The duration of the writer's disk operations since the store was opened.
 #[derive(Default)]
 pub(crate) struct DiskTimes {
-    /// Commits, until they are on the disk.
+    /// Commits, until they are on disk.
     pub commits: Histogram,
-    /// Foldings of the log into the file.
+    /// Checkpoints.
     pub checkpoints: Histogram,
 }
 
-/// Durations by size.
+/// A histogram of durations.
 #[derive(Default)]
 pub(crate) struct Histogram {
-    /// One per bound, and one for everything above the last.
+    /// One count per bound, and one for longer durations.
     counts: [AtomicU64; BOUNDS.len() + 1],
     microseconds: AtomicU64,
 }
@@ -48,7 +49,7 @@ impl Histogram {
 }
 
 impl DiskTimes {
-    /// In the text form of Prometheus.
+    /// Formats the histograms for Prometheus.
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.checkpoints.write(

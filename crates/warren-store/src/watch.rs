@@ -1,3 +1,5 @@
+//! Changes of objects, and watches that follow them.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -9,49 +11,50 @@ use crate::{Filter, Object};
 /// One change of one object. Its version is `object.version`.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// What happened.
+    /// The kind of change.
     pub kind: ChangeKind,
-    /// The object after the change; for a deletion its last state, under the version of the deletion.
+    /// The object after the change. For a deletion: its last state, under the version of the
+    /// deletion.
     pub object: Arc<Object>,
     /// The object before the change.
     pub previous: Option<Arc<Object>>,
 }
 
-/// What happened to an object.
+/// The kinds of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new (to this watcher).
+    /// The object is new to this watcher.
     Added,
-    /// It changed.
+    /// The object was modified.
     Modified,
-    /// It is gone (or no longer selected by this watcher).
+    /// The object is gone, or this watcher no longer selects it.
     Deleted,
 }
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchFrom {
-    /// With the present objects (in [`Watch::initial`]), then every change after them.
+    /// With the existing objects (in [`Watch::initial`]), then all later changes.
     Start,
-    /// With every change after this version.
+    /// With all changes after this version.
     Version(u64),
 }
 
-/// The version asked for has left the bounded history; the client has to list again.
+/// The requested version has left the bounded history. The client must list again.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("too old resource version: {requested} ({oldest})")]
 pub struct Expired {
-    /// What was asked for.
+    /// The requested version.
     pub requested: u64,
-    /// The oldest version that would still do.
+    /// The oldest version that can still be watched.
     pub oldest: u64,
 }
 
-/// A stream of changes to one resource. It ends (`None`) when the store closes or when the watcher was too slow;
-/// either way the client resumes from the last version it saw.
+/// A stream of changes to one resource. It ends (`None`) when the store closes or when the watcher
+/// falls too far behind. In both cases the client resumes from the last version it saw.
 #[derive(Debug)]
 pub struct Watch {
-    /// The objects present at [`Watch::version`], for a watch from the start; already filtered.
+    /// The existing objects at [`Watch::version`] that match, for a watch from the start.
     pub initial: Vec<Arc<Object>>,
     /// The version at which the watch began.
     pub version: u64,
@@ -61,7 +64,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next change that this watcher selects. Dropping the future loses nothing.
+    /// Returns the next matching change. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Change> {
         loop {
             let change = match self.backlog.pop_front() {
@@ -74,7 +77,7 @@ impl Watch {
         }
     }
 
-    /// The next change if one is already there.
+    /// Returns the next matching change if it has already arrived.
     pub fn next_ready(&mut self) -> Option<Change> {
         loop {
             let change = self.backlog.pop_front().or_else(|| self.receiver.try_recv().ok())?;
@@ -84,8 +87,8 @@ impl Watch {
         }
     }
 
-    /// What a change means to somebody who sees only selected objects: one that begins to match is an addition,
-    /// one that ceases to match is a deletion that shows its last matching state.
+    /// Translates a change for a watcher with selectors. An object that begins to match is added.
+    /// One that ceases to match is deleted, and the change shows its last matching state.
     fn select(&self, change: Change) -> Option<Change> {
         if self.filter.selects_all() {
             return Some(change).filter(|change| self.filter.matches(&change.object));

@@ -1,4 +1,5 @@
-//! The writer thread: takes everything that is queued, commits it in one transaction, publishes it, acknowledges it.
+//! The writer thread: commits all queued writes in one transaction, publishes and acknowledges
+//! them.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,41 +11,42 @@ use crate::database::{CHECKPOINT_AFTER_IDLE, Database};
 use crate::store::{Head, Shared};
 use crate::watch::Change;
 
-/// One write as it waits for the disk.
+/// One queued write.
 pub(crate) struct Job {
     pub changes: Vec<Change>,
     pub urgency: Urgency,
     pub done: oneshot::Sender<Result<(), CommitError>>,
 }
 
-/// How soon a write goes to the disk, and who waits for that.
+/// The urgency of a write. It decides when the write is acknowledged and committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// At once: whoever wrote it is answered then.
+    /// Commit at once and acknowledge afterwards.
     Awaited,
-    /// At once, because others wait to see it; it was answered when it came.
+    /// Already acknowledged. Commit at once, because other readers wait for it.
     Shown,
-    /// With the next that is more urgent; it was answered when it came.
+    /// Already acknowledged. Commit together with the next more urgent write.
     CanWait,
 }
 
-/// The commit that carried a write failed; nothing of it was applied.
+/// The commit that contained a write failed. No part of it was applied.
 #[derive(Debug, Clone, Error)]
 #[error("commit to the store's file")]
 pub struct CommitError(#[source] Arc<rusqlite::Error>);
 
 impl CommitError {
-    /// Whether the disk has no room left. Everything else is a disk that fails, or that may not be written.
+    /// Returns true if the disk is full. In all other cases it fails or is read-only.
     pub fn is_full(&self) -> bool {
         self.0.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
     }
 }
 
-/// So far ahead of its process's other threads is the writer, if that may be: each of them may be waiting for it, most of all for the
-/// moment between two waits for the disk.
+/// The priority of the writer over the other threads of the process, if permitted. Any of them may
+/// be waiting for it, above all between two syncs of the disk.
 const AHEAD: i32 = 10;
 
-/// Runs until the store is closed. If this thread panics, every write that waits is refused, and [`Store::failed`] returns.
+/// Runs until the store is closed. If this thread panics, every waiting write is refused and
+/// [`Store::failed`] returns.
 ///
 /// [`Store::failed`]: crate::Store::failed
 pub(crate) fn run(shared: &Shared, mut database: Database) {
@@ -75,8 +77,8 @@ pub(crate) fn run(shared: &Shared, mut database: Database) {
     database.checkpoint();
 }
 
-/// Closes the store if its thread panics, so that no write waits for an answer that never comes, and no object that was never
-/// acknowledged keeps its name.
+/// Closes the store if its thread panics, so that no write waits for ever and no unacknowledged
+/// object keeps its name.
 struct RefuseOnPanic<'a>(&'a Shared);
 
 impl Drop for RefuseOnPanic<'_> {
@@ -91,13 +93,14 @@ impl Drop for RefuseOnPanic<'_> {
             head.losses.send_modify(|losses| *losses += 1);
             std::mem::take(&mut head.queue)
         };
-        // A sender that is dropped tells its receiver that the store is closed.
+        // Dropping a sender tells its receiver that the store is closed.
         drop(refused);
         self.0.failed.send_replace(true);
     }
 }
 
-/// Says when commits begin to fail and when they succeed again, not for each of them: a full disk refuses thousands.
+/// Logs when commits begin to fail and when they succeed again, not each failure: a full disk
+/// refuses thousands of commits.
 #[derive(Default)]
 struct Health {
     failures: u64,
@@ -125,15 +128,16 @@ fn checkpoint(shared: &Shared, database: &mut Database) {
     shared.disk.checkpoints.observe(began.elapsed());
 }
 
-/// When so many writes wait, more are on their way.
+/// The number of waiting writes that suggests that more are about to come.
 const MANY: usize = 3;
-/// Then it is worth waiting so long for them: a commit costs the same for one write as for twenty.
+/// The time to wait for more writes in that case: a commit costs the same for one write as for
+/// twenty.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// So long, writes that can wait do so for one that cannot.
+/// The time that deferrable writes wait for an urgent one.
 const LINGER: Duration = Duration::from_millis(2);
 
-/// Waits for work; `None` when the store is closed and everything queued has been written.
+/// Waits for work. Returns `None` when the store is closed and all queued writes are done.
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for others to write")]
 fn next_batch(shared: &Shared, database: &mut Database) -> Option<Vec<Job>> {
     let mut head = shared.head();
@@ -188,7 +192,8 @@ fn publish(shared: &Shared, jobs: Vec<Job>) {
         }
     }
     {
-        // Only now: whoever looks at the head always finds a write either here or among the committed.
+        // Remove pending writes only now: readers of the head must find each write either here or
+        // among the committed ones.
         let mut head = shared.head();
         for (key, version) in written {
             if head.pending.get(&key).is_some_and(|pending| pending.version == version) {
@@ -197,13 +202,13 @@ fn publish(shared: &Shared, jobs: Vec<Job>) {
         }
     }
     for done in acknowledgements {
-        // A caller that went away does not need its answer.
+        // The caller may have gone away.
         let _ = done.send(Ok(()));
     }
 }
 
-/// Fails the batch, and everything queued behind it: those writes were checked against a state that now never comes. Nor do those
-/// who were answered already write anything more that follows from it.
+/// Fails the batch and everything queued behind it, because those writes were checked against a
+/// state that will not exist. Clients that write ahead of the disk are refused from now on.
 fn fail(shared: &Shared, jobs: Vec<Job>, error: &CommitError) {
     let lost: Vec<Job> = {
         let mut head = shared.head();

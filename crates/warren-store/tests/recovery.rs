@@ -1,4 +1,5 @@
-//! Kill the writing process at a random moment: everything it reported as acknowledged must be there afterwards.
+//! Kills the writing process at a random moment and checks that every acknowledged write is still
+//! there.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,7 +9,8 @@ use warren_store::{Action, Expect, Key, Storage, Store, Write};
 
 const FILE_VARIABLE: &str = "WARREN_STORE_RECOVERY_FILE";
 
-/// The child: writes from many tasks and prints each acknowledged name. Runs only when the parent starts it.
+/// The child process: writes from many tasks and prints each acknowledged name. It does nothing
+/// unless the parent starts it.
 #[test]
 #[ignore = "started by `acknowledged_writes_survive_a_kill`"]
 fn child_that_is_killed() {
@@ -17,7 +19,7 @@ fn child_that_is_killed() {
     runtime.block_on(async {
         let store = Store::open(&Storage::File(file.into())).unwrap();
         println!("version {}", store.version());
-        // They write until the process is killed; one that ends has failed.
+        // The tasks write until the process is killed. A task that ends has failed.
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..16 {
             let store = store.clone();
@@ -36,7 +38,7 @@ fn child_that_is_killed() {
     });
 }
 
-/// A fresh random number, from the only source of randomness in the standard library.
+/// Returns a random number from the only source of randomness in the standard library.
 fn random() -> u64 {
     std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), 0)
 }
@@ -55,12 +57,13 @@ fn acknowledged_writes_survive_a_kill() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Not a fixed time but a fixed amount of progress, different in each round.
+        // Kill after a number of acknowledgements and not after a time. The number differs in each
+        // round.
         let enough = 20 + round * 37;
         let mut seen = 0;
         for line in lines.by_ref() {
             let line = line.unwrap();
-            // The harness prints "test … " before the child's first line without ending it.
+            // The harness prints "test … " without a line break before the child's first line.
             if let Some(version) = line.split("version ").nth(1).filter(|_| !line.contains("ack")) {
                 let version: u64 = version.trim().parse().unwrap();
                 assert!(version >= newest, "the version went back from {newest} to {version}");

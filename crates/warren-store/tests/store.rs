@@ -1,4 +1,4 @@
-//! The store as its callers see it, in memory and on a file.
+//! Tests of the store's public interface, in memory and on a file.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers as well")]
 
@@ -104,7 +104,7 @@ async fn lists_are_ordered_selected_and_paged_at_one_version() {
     let page = store.list(&request).unwrap();
     assert_eq!((names(&page.items), page.more, page.remaining), (vec!["a", "b"], true, Some(3)));
 
-    // Between two pages the rest changes; the second page still answers as of the first.
+    // The remaining objects change between two pages. The second page shows the state of the first.
     let c = store.get(&key("x", "c")).unwrap();
     update(&store, &c, json!({"changed": "yes"})).await.unwrap();
     delete(&store, &store.get(&key("x", "d")).unwrap()).await.unwrap();
@@ -290,7 +290,7 @@ fn only(written: Result<Vec<Arc<Object>>, WriteError>) -> Arc<Object> {
     written.unwrap().pop().unwrap()
 }
 
-/// A store whose disk refuses every object with a label `refused`.
+/// Opens a store whose disk refuses every object with a label `refused`.
 fn store_that_refuses(directory: &tempfile::TempDir) -> Store {
     file_store(directory).close();
     let file = rusqlite::Connection::open(directory.path().join("store.db")).unwrap();

@@ -1,8 +1,9 @@
-//! The first process of a container that has nothing better to run: it keeps the container alive, reaps what is orphaned inside, and
-//! goes when asked to.
+//! The first process of an idle container. It keeps the container alive, reaps orphans, and ends on
+//! request.
 //!
-//! A program of its own, without a library and of one page, because every sandbox that waits has one: what it maps, the kernel keeps
-//! account of for each, and what it does before it waits is part of every start. `build.rs` compiles it, `warren_sys::init` has it.
+//! It is a program of a single page without libraries, because every idle sandbox runs one: the
+//! kernel accounts for each of its mappings, and its work before it waits is part of every start.
+//! `build.rs` compiles it, `warren_sys::init` contains it.
 #![no_std]
 #![no_main]
 
@@ -29,17 +30,18 @@ const SIGINT: isize = 2;
 const SIGTERM: isize = 15;
 const SIGCHLD: isize = 17;
 
-/// What we wait for, and what is not delivered otherwise.
+/// The signals to wait for. They are blocked and so not delivered otherwise.
 static SIGNALS: u64 = bit(SIGINT) | bit(SIGTERM) | bit(SIGCHLD);
 
 const fn bit(signal: isize) -> u64 {
     1 << (signal - 1)
 }
 
-/// Where the kernel begins: on a stack, with no one to return to.
+/// The entry point. The kernel jumps here with a stack and without a return address.
 ///
 /// # Safety
-/// For the kernel alone.
+///
+/// Only the kernel may call it.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _start() -> ! {
@@ -49,46 +51,50 @@ unsafe extern "C" fn _start() -> ! {
     naked_asm!("mov x29, xzr", "bl {run}", "brk #1", run = sym run);
 }
 
-/// Runs until `SIGTERM` or `SIGINT`. The end of a container's first process is that of all its others, so nothing is passed on.
+/// Runs until `SIGTERM` or `SIGINT`. Signals need no forwarding: when a container's first process
+/// ends, so do all others.
 extern "C" fn run() -> ! {
     const BLOCK: usize = 0;
     let signals = &raw const SIGNALS as usize;
-    // SAFETY: the kernel reads eight bytes, and by a null pointer it returns nothing.
+    // SAFETY: the kernel reads eight bytes. With a null pointer it writes nothing.
     unsafe { system_call(call::MASK, [BLOCK, signals, 0, size_of::<u64>()]) };
     loop {
-        // SAFETY: as above; by null pointers there are no details of the signal, and no end of the wait.
+        // SAFETY: as above. With null pointers the kernel writes no signal details and reads no
+        // timeout.
         let signal = unsafe { system_call(call::NEXT_SIGNAL, [signals, 0, 0, size_of::<u64>()]) };
         match signal {
             SIGINT | SIGTERM => exit(0),
             SIGCHLD => reap(),
-            // Stopped and continued, or traced.
+            // A child was stopped, continued or traced.
             _ => {}
         }
     }
 }
 
-/// One `SIGCHLD` may stand for many children.
+/// Reaps all children that have ended. One `SIGCHLD` may stand for several.
 fn reap() {
     const ANY: usize = usize::MAX;
     const DO_NOT_WAIT: usize = 1;
-    // SAFETY: the zeroes are null pointers: how a child ended, and what it used, is not asked for.
+    // SAFETY: the null pointers skip the exit status and the resource usage.
     while unsafe { system_call(call::WAIT, [ANY, 0, DO_NOT_WAIT, 0]) } > 0 {}
 }
 
 fn exit(code: usize) -> ! {
     loop {
-        // SAFETY: does not return.
+        // SAFETY: the call takes no pointer and does not return.
         unsafe { system_call(call::EXIT, [code, 0, 0, 0]) };
     }
 }
 
 /// # Safety
-/// As the call that `number` says.
+///
+/// The requirements are those of the system call `number`.
 unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
     let [first, second, third, fourth] = arguments;
     let result;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel keeps all registers but these three; what the call does to memory, the caller answers for.
+    // SAFETY: the kernel keeps all registers but these three. The caller is responsible for the
+    // call's effect on memory.
     unsafe {
         asm!(
             "syscall",
@@ -103,7 +109,8 @@ unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel keeps all registers but the first; what the call does to memory, the caller answers for.
+    // SAFETY: the kernel keeps all registers but the first. The caller is responsible for the
+    // call's effect on memory.
     unsafe {
         asm!(
             "svc 0",
@@ -118,7 +125,7 @@ unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
     result
 }
 
-/// Nothing here panics; the language wants to know.
+/// Ends the process. The language requires this handler, but nothing here panics.
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
     exit(101)

@@ -1,4 +1,4 @@
-//! Capabilities by name, and giving them up.
+//! Capabilities: names, sets, and dropping them.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
-/// In the order of their numbers.
+/// Sorted by number.
 const NAMES: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -54,7 +54,7 @@ const NAMES: &[&str] = &[
 ];
 
 impl Capabilities {
-    /// From names like `CAP_CHOWN` or `CHOWN`; the first unknown name is the error.
+    /// Parses names such as `CAP_CHOWN` or `CHOWN`. The error is the first unknown name.
     pub fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut set = 0;
         for name in names {
@@ -65,9 +65,10 @@ impl Capabilities {
         Ok(Self(set))
     }
 
-    /// Takes everything else out of the bounding set, so that no program run from here can gain it.
+    /// Removes all other capabilities from the bounding set, so that no later program can gain
+    /// them.
     pub fn bound(self) -> io::Result<()> {
-        // A newer kernel may have more than we have names for: it answers EINVAL at its first unknown number.
+        // A newer kernel may have more capabilities than we have names for. EINVAL marks the end.
         for number in 0..64 {
             if self.0 & (1 << number) != 0 {
                 continue;
@@ -82,7 +83,7 @@ impl Capabilities {
         Ok(())
     }
 
-    /// Makes this the whole of what the process has: effective and permitted are the set, inheritable and ambient empty.
+    /// Sets effective and permitted to this set, and clears inheritable and ambient.
     pub fn set(self) -> io::Result<()> {
         let set = CapabilitySet::from_bits_retain(self.0);
         rustix::thread::clear_ambient_capability_set()?;
@@ -93,28 +94,28 @@ impl Capabilities {
     }
 }
 
-/// Makes effective again what a change of user left permitted only.
+/// Makes all permitted capabilities effective again, after a change of user.
 pub fn take_up_permitted() -> io::Result<()> {
     let sets = rustix::thread::capabilities(None)?;
     Ok(rustix::thread::set_capabilities(None, CapabilitySets { effective: sets.permitted, ..sets })?)
 }
 
-/// The sets of a process, beside the bounding one.
+/// The capability sets of a process, without the bounding set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProcessCapabilities {
-    /// What it can do now.
+    /// The capabilities in force.
     pub effective: Capabilities,
-    /// What it can take up.
+    /// The capabilities that the process may make effective.
     pub permitted: Capabilities,
-    /// What a program with file capabilities can have from it.
+    /// The capabilities that a program with file capabilities can inherit.
     pub inheritable: Capabilities,
-    /// What any program run by it has.
+    /// The capabilities that any executed program inherits.
     pub ambient: Capabilities,
 }
 
 impl ProcessCapabilities {
-    /// Makes these the process's sets. Of the ambient ones only those count that are permitted and inheritable, too, as the
-    /// kernel has it: for others there is no such thing.
+    /// Sets the sets of this process. An ambient capability is skipped unless it is also permitted
+    /// and inheritable, which the kernel requires.
     pub fn set(self) -> io::Result<()> {
         let bits = |set: Capabilities| CapabilitySet::from_bits_retain(set.0);
         rustix::thread::clear_ambient_capability_set()?;

@@ -1,5 +1,5 @@
-//! A program for a container that has nothing better to run as its first process. It is in `init/main.rs` beside this crate's sources.
+//! The program of idle containers. Its source is `init/main.rs`.
 
-/// The program's file, for this machine: it keeps the container alive, reaps what is orphaned inside, and ends with `SIGTERM` or
-/// `SIGINT`. It takes no arguments and heeds none.
+/// The program for this machine. It keeps the container alive, reaps orphans, and ends with
+/// `SIGTERM` or `SIGINT`. It ignores arguments.
 pub const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/init"));

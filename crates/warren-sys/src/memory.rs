@@ -1,12 +1,12 @@
-//! What a process that has nothing to do can give back, and how to see that it has nothing to do.
+//! Releases unused memory of an idle process, and measures its processor time.
 
 use std::io;
 use std::time::Duration;
 
-/// The processor time that this process has used, in all its threads.
+/// Returns the processor time that all threads of this process have used.
 pub fn processor_time() -> io::Result<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a `timespec` of our own, which the call fills in.
+    // SAFETY: the pointer is to our own `timespec`, which the call fills in.
     match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) } {
         0 => {
             let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
@@ -16,21 +16,22 @@ pub fn processor_time() -> io::Result<Duration> {
     }
 }
 
-/// Gives back memory that is not in use: what the allocator keeps for later, and the program's own code, of which little is needed
-/// again after the start. What is needed comes back by itself, from the kernel's cache of the file.
+/// Releases unused memory: free memory that the allocator keeps, and the program's code, little of
+/// which is needed after the start. Code that is needed again is read from the kernel's page cache.
 pub fn give_back() -> io::Result<()> {
     trim_heap();
     code()?.into_iter().try_for_each(forget)
 }
 
-/// There are two heaps: our own, and that of what is written in C, as the database is.
+/// Trims both heaps: our own, and that of C code such as the database.
 fn trim_heap() {
-    // SAFETY: the call takes no pointer. It looks at the heap of this thread, and at what other threads have left behind.
+    // SAFETY: the call takes no pointer. It visits the heap of this thread and abandoned memory of
+    // others.
     unsafe {
         libmimalloc_sys::mi_collect(true);
     }
     #[cfg(target_env = "gnu")]
-    // SAFETY: the call takes no pointer, and takes the allocator's own locks while it looks at its lists.
+    // SAFETY: the call takes no pointer, and holds the allocator's own locks.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -43,16 +44,17 @@ struct Range {
     length: usize,
 }
 
-/// Where the code of this program, and of libraries if it has any, is mapped.
+/// Returns the mappings of the code of this program and its libraries, if any.
 fn code() -> io::Result<Vec<Range>> {
     Ok(std::fs::read_to_string("/proc/self/maps")?.lines().filter_map(code_of).collect())
 }
 
-/// A line of the table of mappings, if it is a private one of code from a file.
+/// Parses a line of the table of mappings. Returns a range if it is a private mapping of code from
+/// a file.
 fn code_of(line: &str) -> Option<Range> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
-    // The kernel's own (`[vdso]`) are of no file.
+    // The kernel's own mappings (`[vdso]`) have no file.
     let is_code = fields.next()? == "r-xp" && fields.nth(2)? != "0";
     let start = usize::from_str_radix(start, 16).ok()?;
     let length = usize::from_str_radix(end, 16).ok()?.checked_sub(start)?;
@@ -60,9 +62,10 @@ fn code_of(line: &str) -> Option<Range> {
 }
 
 fn forget(range: Range) -> io::Result<()> {
-    // SAFETY: these are pages of a private mapping of a file that nobody has written to: it is not writable now, and code without
-    // relocations (we are linked statically, at fixed addresses) never was. So what the kernel reads again, whenever an address
-    // is used next, is what was there. No Rust object lies in them.
+    // SAFETY: these are pages of a private file mapping that were never written. They are not
+    // writable now, and code without relocations (the program is linked statically, at fixed
+    // addresses) never was. So the kernel reads the same contents again at the next access. No Rust
+    // object is in them.
     match unsafe { libc::madvise(range.start as *mut libc::c_void, range.length, libc::MADV_DONTNEED) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -89,18 +92,18 @@ mod tests {
         }
     }
 
-    /// This test's own program, mapped once more as code, so that there is much to give back.
+    /// Maps this test's program once more as code, so that there is much to release.
     fn mapped_program() -> &'static [u8] {
         use std::os::fd::AsRawFd as _;
         let program = std::fs::File::open("/proc/self/exe").expect("open this program");
         let length = usize::try_from(program.metadata().expect("look at it").len()).expect("a size");
-        // SAFETY: a new mapping at an address that the kernel chooses, never unmapped.
+        // SAFETY: this is a new mapping at an address that the kernel chooses, never unmapped.
         let start = unsafe {
             let how = libc::PROT_READ | libc::PROT_EXEC;
             libc::mmap(std::ptr::null_mut(), length, how, libc::MAP_PRIVATE, program.as_raw_fd(), 0)
         };
         assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
-        // SAFETY: it is that long, and nobody writes to a program that runs.
+        // SAFETY: the mapping has this length, and a running program is never written.
         unsafe { std::slice::from_raw_parts(start.cast(), length) }
     }
 

@@ -1,5 +1,6 @@
-//! The descriptor-based mount API. A mount is made detached, known only by its descriptor, and appears where it is
-//! attached; one that is never attached vanishes with its descriptor, so a crash leaves nothing behind.
+//! The mount API by descriptors. A mount is made detached, is known only by its descriptor, and
+//! becomes visible where it is attached. One that is never attached ends with its descriptor, so a
+//! crash leaves nothing behind.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -13,24 +14,24 @@ use rustix::mount::{
 /// Restrictions of a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Nothing can be written.
+    /// Forbids writes.
     pub read_only: bool,
-    /// Set-user-id bits and file capabilities mean nothing.
+    /// Ignores set-user-id bits and file capabilities.
     pub no_suid: bool,
-    /// Device nodes cannot be opened.
+    /// Forbids to open device nodes.
     pub no_dev: bool,
-    /// Programs cannot be run.
+    /// Forbids to execute programs.
     pub no_exec: bool,
-    /// When reading a file is noted in it.
+    /// The update of a file's access time on reads.
     pub access_time: AccessTime,
-    /// Reading a directory is not noted in it.
+    /// Skips the update of a directory's access time.
     pub no_directory_access_time: bool,
 }
 
-/// When reading a file is noted in it.
+/// The update of a file's access time on reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AccessTime {
-    /// As it is by default: now and then.
+    /// The default: now and then.
     #[default]
     Relative,
     /// Never.
@@ -54,7 +55,7 @@ impl Attributes {
     /// For kernel file systems: no set-user-id, no devices, no programs.
     pub const NO_SUID_NO_DEV_NO_EXEC: Self = Self { no_exec: true, ..Self::NO_SUID_NO_DEV };
 
-    /// The same, read-only.
+    /// Returns the same attributes, read-only.
     pub const fn read_only(self) -> Self {
         Self { read_only: true, ..self }
     }
@@ -81,7 +82,7 @@ pub enum FsOption<'a> {
     Flag(&'a str),
 }
 
-/// Makes a file system of the kind `name`, detached.
+/// Makes a detached file system of type `name`.
 pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attributes) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for option in options {
@@ -95,7 +96,7 @@ pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attribu
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags())?)
 }
 
-/// Whether the kernel has a kind of file system; it may load a module for it.
+/// Returns true if the kernel supports a file system. The kernel may load a module.
 pub fn knows_file_system(name: &str) -> io::Result<bool> {
     match rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC) {
         Ok(_) => Ok(true),
@@ -104,7 +105,7 @@ pub fn knows_file_system(name: &str) -> io::Result<bool> {
     }
 }
 
-/// The kernel says what it disliked to whoever reads from the context.
+/// Adds the kernel's message, which can be read from the context.
 fn explain(context: &OwnedFd, name: &str, error: rustix::io::Errno) -> io::Error {
     let mut buffer = [0u8; 512];
     let said = rustix::io::read(context, &mut buffer)
@@ -118,14 +119,15 @@ fn explain(context: &OwnedFd, name: &str, error: rustix::io::Errno) -> io::Error
     }
 }
 
-/// A detached copy of the mount at `path`: just that mount, or with all below it.
+/// Makes a detached copy of the mount at `path`, alone or with all mounts below it.
 pub fn copy_mount(path: &Path, recursive: bool) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
     Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
 }
 
-/// The same of what is behind a descriptor: a directory or file that nobody can exchange meanwhile.
+/// Makes a detached copy of the directory or file behind a descriptor, which cannot be replaced
+/// meanwhile.
 pub fn copy_mount_of(place: BorrowedFd<'_>, recursive: bool) -> io::Result<OwnedFd> {
     let mut flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -133,8 +135,8 @@ pub fn copy_mount_of(place: BorrowedFd<'_>, recursive: bool) -> io::Result<Owned
     Ok(rustix::mount::open_tree(place, "", flags)?)
 }
 
-/// Restricts a mount; with `user_namespace` also maps the owners of its files through that namespace, so that the host's
-/// ids 0, 1, … are the namespace's ids 0, 1, ….
+/// Restricts a mount. With `user_namespace`, the owners of its files are also mapped through that
+/// namespace, so that the host's ids 0, 1, … are the namespace's ids 0, 1, ….
 pub fn restrict(
     mount: BorrowedFd<'_>,
     attributes: Attributes,
@@ -143,7 +145,7 @@ pub fn restrict(
 ) -> io::Result<()> {
     let mut attribute = libc::mount_attr {
         attr_set: u64::from(attributes.flags().bits()),
-        // The kernel wants to be told that one way of noting is given up for another.
+        // The kernel requires to clear the old way of updates first.
         attr_clr: match attributes.access_time {
             AccessTime::Relative => 0,
             _ => u64::from(MountAttrFlags::MOUNT_ATTR__ATIME.bits()),
@@ -156,8 +158,8 @@ pub fn restrict(
         attribute.userns_fd = namespace.as_raw_fd() as u64;
     }
     let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is an empty C string, the structure is initialised and outlives the call, its size is given, and
-    // the descriptors are borrowed for its duration.
+    // SAFETY: the path is an empty C string. The structure is initialised and outlives the call,
+    // and its size is given. The descriptors are borrowed for the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -171,27 +173,28 @@ pub fn restrict(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Attaches a detached mount at `path`, not following a link there.
+/// Attaches a detached mount at `path`. A link there is not followed.
 pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(mount, "", rustix::fs::CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Takes the mount behind `mount`, and everything on top of it, out of this mount namespace.
+/// Removes the mount behind `mount`, and everything on top of it, from this mount namespace.
 pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
     let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
 }
 
-/// Keeps what is mounted in this mount namespace from showing in others. What others mount and unmount still shows here,
-/// so that nobody's disk stays busy because of us.
+/// Keeps the mounts of this namespace from appearing in others. Mounts and unmounts of others still
+/// appear here, so that their disks do not stay busy because of us.
 pub fn keep_mounts_private() -> io::Result<()> {
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change("/", flags)?)
 }
 
-/// Whether the kernel knows `mount_setattr`, which is younger than everything else here.
+/// Returns true if the kernel has `mount_setattr`, which is the newest call here.
 pub fn can_restrict() -> bool {
-    // SAFETY: the kernel refuses the size 0 before it looks at anything else; one that does not know the call says so.
+    // SAFETY: the kernel refuses the size 0 before it reads anything. A kernel without the call
+    // returns an error.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -205,18 +208,19 @@ pub fn can_restrict() -> bool {
     !(result == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS))
 }
 
-/// Makes the mount behind `root` the root of this mount namespace and drops the old one with everything in it.
+/// Makes the mount behind `root` the root of this mount namespace, and removes the old one with all
+/// mounts in it.
 pub fn change_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
-    // Old and new root on the same place: the old one ends up on top of the new one and is taken off again, which needs
-    // no directory to put it.
+    // With the same path for the old and the new root, the old one ends up on top of the new one
+    // and is then unmounted. This needs no directory for it.
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)
 }
 
-/// Takes the directory behind `root` for the root of this process. Where it is that of a mount on top of the root of the mount namespace, whoever
-/// enters the namespace later finds it there, too.
+/// Makes the directory behind `root` the root of this process. If it belongs to a mount on top of
+/// the namespace's root, processes that enter the namespace later find it too.
 pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::chroot(".")?;

@@ -1,4 +1,4 @@
-//! Namespaces: entering them, and the few things that a new one needs.
+//! Namespaces: making and entering them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,9 +7,10 @@ use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
 
 use crate::process::Namespaces;
 
-/// Gives the calling process new namespaces. For the pid namespace that means its future children.
+/// Gives the calling process new namespaces. A pid namespace applies to its future children.
 pub fn unshare(namespaces: Namespaces) -> io::Result<()> {
-    // SAFETY: only namespace flags can be spelled with `Namespaces`; the one unsafe flag is the one for descriptors.
+    // SAFETY: `Namespaces` contains only namespace flags. The one unsafe flag is that for
+    // descriptors.
     Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::from_bits_retain(namespaces.bits() as u32)) }?)
 }
 
@@ -21,13 +22,13 @@ pub fn enter(pidfd: BorrowedFd<'_>, namespaces: Namespaces) -> io::Result<()> {
     )?)
 }
 
-/// Enters one namespace by its own descriptor.
+/// Enters a namespace by its descriptor.
 pub fn enter_one(namespace: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::thread::move_into_link_name_space(namespace, None::<LinkNameSpaceType>)?)
 }
 
-/// A descriptor of a namespace of `pid` (0: of this process). `kind` is the file's name: `user`, `net`, `pid`, ….
-/// It keeps the namespace alive.
+/// Opens a namespace of `pid` (0: of this process). `kind` is the file's name: `user`, `net`,
+/// `pid`, …. The descriptor keeps the namespace alive.
 pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
     let process = if pid == 0 { "self".to_owned() } else { pid.to_string() };
     Ok(std::fs::File::open(format!("/proc/{process}/ns/{kind}"))?.into())
@@ -35,8 +36,8 @@ pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
 
 /// Brings up the loopback device of the calling process's network namespace.
 pub fn loopback_up() -> io::Result<()> {
-    // SAFETY: the request structure is zeroed, named and flagged before the call, and outlives it; the socket is new and
-    // owned here.
+    // SAFETY: the request structure is zeroed and filled in before the call, and outlives it. The
+    // socket is new and owned here.
     unsafe {
         let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if socket < 0 {

@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-/// A terminal: what the user holds and what the program gets.
+/// A terminal.
 #[derive(Debug)]
 pub struct Pty {
     /// The user's end.
@@ -16,8 +16,8 @@ pub struct Pty {
     pub slave: OwnedFd,
 }
 
-/// Opens a terminal of the `devpts` instance mounted at `devpts`. Going through the mount's own descriptor, no name that
-/// a container can replace is ever looked up.
+/// Opens a terminal of the `devpts` instance mounted at `devpts`. It is opened through the mount's
+/// descriptor, so no name that a container can replace is looked up.
 pub fn open(devpts: BorrowedFd<'_>, columns: u16, rows: u16) -> io::Result<Pty> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master = rustix::fs::openat(devpts, "ptmx", flags, Mode::empty())?;
@@ -30,7 +30,7 @@ pub fn open(devpts: BorrowedFd<'_>, columns: u16, rows: u16) -> io::Result<Pty> 
     Ok(Pty { master, slave })
 }
 
-/// Sets the size that programs see, and tells them.
+/// Sets the size of a terminal and notifies its programs.
 pub fn resize(terminal: BorrowedFd<'_>, columns: u16, rows: u16) -> io::Result<()> {
     Ok(rustix::termios::tcsetwinsize(
         terminal,
@@ -43,7 +43,7 @@ pub fn take_control(terminal: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::process::ioctl_tiocsctty(terminal)?)
 }
 
-/// The number of a terminal in its `devpts` instance, by its master.
+/// Returns the number of a terminal in its `devpts` instance, given its master.
 pub fn number(master: BorrowedFd<'_>) -> io::Result<u32> {
     let name = rustix::pty::ptsname(master, Vec::new())?;
     name.to_str()

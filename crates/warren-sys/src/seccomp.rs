@@ -1,8 +1,8 @@
-//! Seccomp filters: rules in, a BPF program out, and its installation.
+//! Seccomp filters: compilation of rules to BPF, and installation.
 //!
-//! The program is a binary search over ranges of system call numbers, a dozen instructions deep. A list of comparisons,
-//! which is what the usual compilers make, is hundreds of instructions long, and the kernel walks it for every number
-//! when the filter is installed: that would be a tenth of a container's start.
+//! The program is a binary search over ranges of system call numbers, a dozen instructions deep.
+//! Usual compilers make a list of comparisons with hundreds of instructions, and the kernel walks
+//! it for every number when the filter is installed. That would be a tenth of a container's start.
 
 mod in_order;
 
@@ -11,14 +11,14 @@ use std::io;
 
 pub use self::in_order::{Comparison, Condition, Rule, Verdict};
 
-/// What happens to a system call.
+/// The effect on a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// It goes on.
+    /// Allows it.
     Allow,
-    /// It fails with this error number.
+    /// Fails it with this error number.
     Fail(u16),
-    /// It goes on unless an argument says otherwise.
+    /// Allows it unless an argument is forbidden.
     Check(Check),
 }
 
@@ -27,28 +27,28 @@ pub enum Action {
 pub enum Check {
     /// Fails with `EPERM` if any of these bits is set.
     NoneOf {
-        /// Which argument, from 0.
+        /// The number of the argument, from 0.
         argument: u8,
         /// The bits.
         bits: u32,
     },
     /// Fails with `EPERM` if the argument is one of these.
     Not {
-        /// Which argument, from 0.
+        /// The number of the argument, from 0.
         argument: u8,
         /// The values.
         values: Vec<u32>,
     },
     /// Fails with `EPERM` unless the argument is one of these.
     Only {
-        /// Which argument, from 0.
+        /// The number of the argument, from 0.
         argument: u8,
         /// The values.
         values: Vec<u32>,
     },
 }
 
-/// A compiled filter, ready to be installed any number of times.
+/// A compiled filter. It can be installed any number of times.
 #[derive(Debug, Clone)]
 pub struct Filter(Vec<libc::sock_filter>);
 
@@ -70,9 +70,9 @@ const OUR_ARCHITECTURE: u32 = 0xC000_003E;
 const OUR_ARCHITECTURE: u32 = 0xC000_00B7;
 
 impl Filter {
-    /// Compiles `rules`. A number that is not in them fails with `otherwise`; one above all of them does not exist as
-    /// far as we know and fails with `ENOSYS`, so that programs fall back. A call by a foreign architecture's convention
-    /// (32-bit code) kills the process, because its numbers mean something else.
+    /// Compiles `rules`. A missing number fails with `otherwise`. A number above all of them is
+    /// unknown to us and fails with `ENOSYS`, so that programs fall back. A call of a foreign
+    /// architecture (32-bit code) kills the process, because its numbers have other meanings.
     pub fn compile(rules: &BTreeMap<u32, Action>, otherwise: u16) -> Self {
         let mut code = vec![
             statement(LOAD, ARCHITECTURE),
@@ -84,8 +84,8 @@ impl Filter {
         Self(code)
     }
 
-    /// Compiles rules that are looked at one after the other; the first that fits decides, else `otherwise`. Calls of a foreign
-    /// architecture kill the process, as in [`Self::compile`].
+    /// Compiles rules that are tried in order. The first match decides, else `otherwise`. Calls of
+    /// a foreign architecture kill the process, as in [`Self::compile`].
     pub fn compile_in_order(rules: &[Rule], otherwise: Verdict) -> Self {
         let mut code = vec![
             statement(LOAD, ARCHITECTURE),
@@ -99,29 +99,29 @@ impl Filter {
         Self(code)
     }
 
-    /// Installs it for this process and all that come from it, for good. Needs no-new-privileges or `CAP_SYS_ADMIN` in
-    /// the process's user namespace.
+    /// Installs the filter permanently for this process and its descendants. Needs
+    /// no-new-privileges, or `CAP_SYS_ADMIN` in the process's user namespace.
     pub fn install(&self) -> io::Result<()> {
         let program = libc::sock_fprog { len: self.0.len() as u16, filter: self.0.as_ptr().cast_mut() };
-        // SAFETY: `program` points to `len` instructions that live until the call returns; the kernel copies and checks
-        // them and never writes through the pointer.
+        // SAFETY: `program` points to `len` instructions that outlive the call. The kernel copies
+        // and checks them and never writes through the pointer.
         let result =
             unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Its length in instructions.
+    /// Returns its length in instructions.
     pub fn instructions(&self) -> usize {
         self.0.len()
     }
 }
 
-/// Runs of numbers with the same action, from their first number on, without gaps.
+/// Returns ranges of numbers with the same action, as their first numbers, without gaps.
 fn ranges(rules: &BTreeMap<u32, Action>, otherwise: u16) -> Vec<(u32, Action)> {
     let denied = Action::Fail(otherwise);
     let mut ranges: Vec<(u32, Action)> = Vec::new();
     let mut begin = |number: u32, action: &Action| {
-        // A check must stand alone: it is code of its own, not a verdict.
+        // A check needs a range of its own, because it is code and no verdict.
         if ranges.last().is_none_or(|(_, last)| last != action || matches!(last, Action::Check(_))) {
             ranges.push((number, action.clone()));
         }
@@ -180,8 +180,8 @@ fn verdict(code: &mut Vec<libc::sock_filter>, action: &Action) {
     }
 }
 
-/// The low half of an argument. The calls that are checked this way take an `int` there and ignore the upper half, or, as
-/// `clone`, have no flag in it.
+/// Loads the low half of an argument. The calls that are checked take an `int` there and ignore the
+/// upper half, or (`clone`) have no flag in it.
 fn load_argument(argument: u8) -> libc::sock_filter {
     let low_half = if cfg!(target_endian = "big") { 4 } else { 0 };
     statement(LOAD, ARGUMENTS + 8 * u32::from(argument) + low_half)
@@ -199,7 +199,7 @@ const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// What the kernel would do: the few instructions that we emit, interpreted.
+    /// Interprets the few instructions that we emit, as the kernel would.
     fn run(filter: &Filter, architecture: u32, number: u32, argument: u64) -> u32 {
         let mut data = [0u8; 64];
         data[0..4].copy_from_slice(&number.to_ne_bytes());
@@ -243,7 +243,7 @@ mod tests {
             for value in interesting {
                 for mask in [u64::MAX, 0xf, 0xffff_ffff_0000_0000] {
                     let condition = Condition { argument: 0, mask, comparison, value };
-                    // Twice the same condition holds when one does.
+                    // A doubled condition holds when the condition does.
                     let rules = [
                         Rule { number: 3, conditions: vec![condition, condition], verdict: Verdict::Trap },
                         Rule { number: 4, conditions: Vec::new(), verdict: Verdict::Fail(7) },
@@ -275,7 +275,7 @@ mod tests {
         let allow = libc::SECCOMP_RET_ALLOW;
         let fail = |number: i32| libc::SECCOMP_RET_ERRNO | number as u32;
         let mut rules = BTreeMap::new();
-        // Every third number, so that there are far more ranges than a short jump spans.
+        // Leave out every third number, so that there are far more ranges than a short jump spans.
         for number in 0..600 {
             if number % 3 != 0 {
                 rules.insert(number, Action::Allow);
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(run(&filter, OUR_ARCHITECTURE, 57, 40), fail(libc::EPERM));
         assert_eq!(run(&filter, OUR_ARCHITECTURE, 58, 8), allow);
         assert_eq!(run(&filter, OUR_ARCHITECTURE, 58, 9), fail(libc::EPERM));
-        // The x32 convention is our architecture with a bit in the number.
+        // The x32 convention is our architecture with a bit set in the number.
         assert_eq!(run(&filter, OUR_ARCHITECTURE, 0x4000_0001, 0), fail(libc::ENOSYS));
         assert_eq!(run(&filter, 0x4000_0003, 1, 0), libc::SECCOMP_RET_KILL_PROCESS);
     }

@@ -1,7 +1,7 @@
 //! Sequenced-packet unix sockets that carry file descriptors.
 //!
-//! `SOCK_SEQPACKET` keeps message borders, so a reader never sees half a message and needs no framing of its own, and
-//! several processes may write to one socket without mixing their messages.
+//! `SOCK_SEQPACKET` preserves message boundaries, so a reader never sees half a message and needs
+//! no framing. Several processes may write to one socket without mixing their messages.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// The kernel refuses more descriptors than this in one message (`SCM_MAX_FD`).
+/// The maximum number of descriptors in one message (`SCM_MAX_FD`).
 pub const MAX_DESCRIPTORS: usize = 253;
 
 /// A connected `SOCK_SEQPACKET` socket.
@@ -23,14 +23,14 @@ pub struct Seqpacket(OwnedFd);
 /// One received message.
 #[derive(Debug)]
 pub struct Packet {
-    /// The bytes, whole: a message longer than the reader's buffer is an error instead.
+    /// The complete bytes. A message longer than the reader's limit is an error.
     pub bytes: Vec<u8>,
-    /// The descriptors that came with it, close-on-exec.
+    /// The descriptors of the message, close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Seqpacket {
-    /// Two connected ends.
+    /// Makes two connected ends.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (left, right) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -53,7 +53,7 @@ impl Seqpacket {
         Ok(rustix::io::ioctl_fionbio(&self.0, nonblocking)?)
     }
 
-    /// Sends one message with its descriptors. A message is sent whole or not at all.
+    /// Sends one message with its descriptors, completely or not at all.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -69,7 +69,8 @@ impl Seqpacket {
         }
     }
 
-    /// Receives one message of at most `limit` bytes; `None` when the peer has closed its end.
+    /// Receives one message of at most `limit` bytes. Returns `None` when the peer has closed its
+    /// end.
     pub fn receive(&self, limit: usize) -> io::Result<Option<Packet>> {
         let mut bytes = vec![0; self.next_length()?.min(limit)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -79,7 +80,8 @@ impl Seqpacket {
             match rustix::net::recvmsg(&self.0, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received,
                 Err(rustix::io::Errno::INTR) => continue,
-                // A peer that died with unread messages in its queue resets the connection: that is an end, too.
+                // A peer that died with unread messages in its queue resets the connection. Treat
+                // that as the end too.
                 Err(rustix::io::Errno::CONNRESET) => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
@@ -103,8 +105,9 @@ impl Seqpacket {
         Ok(Some(Packet { bytes, descriptors }))
     }
 
-    /// How long the next message is; nothing when the peer has closed its end. Asking costs less than a buffer for the longest: in a
-    /// process that has just been forked, each page that is touched is copied or made.
+    /// Returns the length of the next message, or 0 when the peer has closed its end. This costs
+    /// less than a buffer for the longest message: in a freshly forked process each touched page
+    /// must be copied or allocated.
     fn next_length(&self) -> io::Result<usize> {
         loop {
             match rustix::net::recv(&self.0, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC) {
@@ -140,7 +143,7 @@ impl From<Seqpacket> for OwnedFd {
 pub struct SeqpacketListener(OwnedFd);
 
 impl SeqpacketListener {
-    /// Listens at `path`, which only the owner may connect to. An old socket file at the path is replaced.
+    /// Listens at `path`, to which only the owner may connect. An old socket file is replaced.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -152,7 +155,7 @@ impl SeqpacketListener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // The mode of the inode behind a bound socket is that of the socket's descriptor less the umask.
+        // A bound socket's inode gets the mode of the descriptor, without the umask's bits.
         rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
         with_short_path(path, |short| {
             let address = SocketAddrUnix::new(short)?;
@@ -162,7 +165,7 @@ impl SeqpacketListener {
         Ok(Self(socket))
     }
 
-    /// The next waiting connection, if there is one. It is non-blocking.
+    /// Accepts the next waiting connection, if any. It is non-blocking.
     pub fn accept(&self) -> io::Result<Option<Seqpacket>> {
         match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(descriptor) => Ok(Some(Seqpacket(descriptor))),
@@ -180,8 +183,9 @@ impl AsFd for SeqpacketListener {
     }
 }
 
-/// A socket address holds 108 bytes, a data directory may be deeper. Long paths go through a descriptor of their
-/// directory, which `/proc/self/fd` makes short.
+/// Calls `act` with a short form of a path. A socket address holds 108 bytes, and the path of a
+/// data directory may be longer. Long paths go through a descriptor of their directory in
+/// `/proc/self/fd`.
 fn with_short_path(path: &Path, act: impl FnOnce(&Path) -> rustix::io::Result<()>) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,5 @@
-//! The containers' init by itself, in the place of a shell that has a child. As a container's first process, the tests of containers run it.
+//! Tests the init of containers, in the place of a shell that has a child. The tests of containers
+//! run it as a first process.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -27,7 +28,7 @@ fn start(directory: &std::path::Path, command: &str) -> Child {
     Command::new("sh").args(["-c", command]).current_dir(directory).spawn().expect("start a shell")
 }
 
-/// The state of a process by its number, as `/proc` has it: one letter.
+/// Returns the state of a process from `/proc`: one letter.
 fn state(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
@@ -37,7 +38,7 @@ fn state(pid: i32) -> Option<char> {
 fn it_waits_reaps_its_children_and_ends_when_asked() {
     for signal in [Signal::TERM, Signal::INT] {
         let directory = tempfile::tempdir().expect("make a directory");
-        // The shell becomes init, which then has a child that it never made.
+        // The shell becomes init, which then has a child that it did not start.
         let mut init = start(directory.path(), "sleep 0.2 & echo $! > child; exec ./init");
         let pid = init.id().cast_signed();
         let child = directory.path().join("child");

@@ -1,5 +1,5 @@
-//! Devices, routes and packet rules, in a network namespace of the test's own. Needs root and the kernel's parts for it;
-//! says so and passes where they are missing.
+//! Tests of devices, routes and packet rules, in a network namespace of their own. They need root
+//! and support of the kernel. Without it they print a message and pass.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -17,7 +17,7 @@ const THERE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 const HARDWARE_HERE: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const HARDWARE_THERE: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// Runs `work` on a thread in a fresh network namespace. The thread ends with it, so nothing is left.
+/// Runs `work` on a thread in a new network namespace, which ends with the thread.
 fn in_new_namespace(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         if let Err(error) = namespace::unshare(Namespaces::NETWORK) {
@@ -30,7 +30,7 @@ fn in_new_namespace(work: impl FnOnce() + Send + 'static) {
     thread.join().expect("the test in its namespace");
 }
 
-/// Whether the kernel lacks what the test is about.
+/// Returns true if the kernel lacks the feature under test.
 fn missing(what: &str, outcome: io::Result<()>) -> bool {
     match outcome {
         Ok(()) => false,
@@ -42,13 +42,13 @@ fn missing(what: &str, outcome: io::Result<()>) -> bool {
     }
 }
 
-/// A pair of devices from here to a second namespace, in which the function given runs.
+/// Makes a pair of devices from here to a second namespace, in which `there` runs.
 fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
     let (send, receive) = std::sync::mpsc::channel();
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let neighbour = std::thread::spawn(move || {
         namespace::unshare(Namespaces::NETWORK).expect("root may, in a namespace of its own");
-        // `self` is the process, whose first thread is elsewhere.
+        // `self` is the process, whose first thread is in another namespace.
         send.send(
             std::fs::File::open("/proc/thread-self/ns/net").expect("root may, in a namespace of its own"),
         )
@@ -111,7 +111,7 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
     neighbour.join().expect("the neighbour");
 }
 
-/// As this thread's own namespace has it.
+/// Reads the value of this thread's own namespace.
 fn forwarding(device: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/forwarding"))
         .expect("root may, in a namespace of its own")
@@ -150,7 +150,7 @@ fn a_bridge_has_an_address_and_a_route_and_goes_away() {
         assert_eq!(forwarding("test-bridge").trim(), "1");
         let address = Setting::Address { device, address: HERE, prefix: 24 };
         netlink.apply(&[address]).expect("root may, in a namespace of its own");
-        // Repeated: no error.
+        // Repeating it is no error.
         netlink.apply(&[address]).expect("root may, in a namespace of its own");
         let range = (Ipv4Addr::new(10, 99, 0, 0), 24, device);
         assert!(
@@ -178,7 +178,7 @@ fn a_pair_of_devices_carries_connections_both_ways() {
             || assert_eq!(greeting(HERE, 7000).expect("root may, in a namespace of its own"), "hello"),
             || echo_once(TcpListener::bind((HERE, 7000)).expect("root may, in a namespace of its own")),
         );
-        // The neighbour's namespace is gone, and the pair with it, sooner or later.
+        // The neighbour's namespace is gone. The kernel removes the pair with a delay.
     });
 }
 
@@ -186,7 +186,7 @@ fn a_pair_of_devices_carries_connections_both_ways() {
 fn a_device_has_no_address_of_version_6_if_it_is_told_so() {
     in_new_namespace(|| {
         with_neighbour(
-            // The other end is up, so this one had its address from the moment that it was up itself.
+            // The other end is up, so this one would have its address as soon as it comes up.
             || {
                 let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
                 assert!(!addresses.contains("eth0"), "{addresses}");
@@ -216,7 +216,7 @@ fn rules_let_through_what_they_name_and_nothing_else() {
                 }
                 let table = table();
                 nftables::replace(&table).expect("root may, in a namespace of its own");
-                // In force already: taken anew all the same.
+                // It is already in force; replacing it works too.
                 nftables::replace(&table).expect("root may, in a namespace of its own");
             },
         );

@@ -1,14 +1,14 @@
-//! The cargo that runs us, to be called again.
+//! Calls the cargo that runs this program.
 
 use std::ffi::OsString;
 use std::process::Command;
 
-/// What cargo tells a program about the package it belongs to.
+/// The prefixes of variables with which cargo describes a program's package.
 const ABOUT_A_PACKAGE: [&str; 5] =
     ["CARGO_BIN_", "CARGO_CRATE_", "CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_PRIMARY_"];
 
-/// A cargo that knows nothing about who calls it. Build scripts run again when what they hear about "the package" changes,
-/// and with them everything that depends on theirs: half the tree, each time.
+/// Returns a command for cargo without variables about the calling package. Some build scripts read
+/// them, and if they change, cargo builds half the tree again.
 pub fn cargo(variable: impl Fn(&str) -> Option<OsString>) -> Command {
     let mut command = Command::new(variable("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {

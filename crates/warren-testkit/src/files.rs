@@ -1,11 +1,11 @@
-//! File operations whose errors say what was tried on which path.
+//! File operations whose errors name the action and the path.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// An operation on a file that did not work.
+/// The error of a file operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} `{}`", path.display())]
 pub struct FileError {
@@ -16,19 +16,19 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Whether the thing was simply not there.
+    /// Returns true if the file does not exist.
     pub fn is_not_found(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
     }
 }
 
-/// Gives `map_err` the words for what was tried.
+/// Builds the argument of `map_err`, with the action and the path.
 pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_owned();
     move |source| FileError { action, path, source }
 }
 
-/// Makes a directory and its parents, closed to other users.
+/// Creates a directory and its parents, closed to other users.
 pub(crate) fn create_private_directory(path: &Path) -> Result<(), FileError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("create directory", path))
 }
@@ -45,7 +45,7 @@ pub(crate) fn write_private(path: &Path, contents: impl AsRef<[u8]>) -> Result<(
         .map_err(failed("write", path))
 }
 
-/// Removes a directory with all it holds. One that is gone already is fine.
+/// Removes a directory with all its contents. A missing one is no error.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), FileError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),

@@ -1,4 +1,4 @@
-//! Images for tests: layers from a few files, a manifest around them, and the archives that tools write of them.
+//! Images for tests: layers of a few files, manifests, and archives as other tools write them.
 
 use std::io::{self, Write as _};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tar::{EntryType, Header};
 use warren_image::digest::Digest;
 
-/// The files of one layer.
+/// The archive of one layer.
 pub struct Layer {
     archive: tar::Builder<Vec<u8>>,
 }
@@ -20,12 +20,12 @@ impl Default for Layer {
 }
 
 impl Layer {
-    /// Nothing yet.
+    /// Creates an empty layer.
     pub fn new() -> Self {
         Self { archive: tar::Builder::new(Vec::new()) }
     }
 
-    /// A file with its mode and owner.
+    /// Adds a file with its mode and owner.
     #[must_use]
     pub fn file(mut self, path: &str, mode: u32, owner: u64, content: &[u8]) -> Self {
         let mut header = header(EntryType::Regular, mode, owner);
@@ -34,7 +34,7 @@ impl Layer {
         self
     }
 
-    /// A file of whoever runs the test: only root can unpack those of others.
+    /// Adds a file of the user who runs the test: only root can unpack those of others.
     #[must_use]
     pub fn own_file(mut self, path: &str, content: &[u8]) -> Self {
         let mut header = header(EntryType::Regular, 0o644, 0);
@@ -45,7 +45,7 @@ impl Layer {
         self
     }
 
-    /// A directory with its mode and owner.
+    /// Adds a directory with its mode and owner.
     #[must_use]
     pub fn directory(mut self, path: &str, mode: u32, owner: u64) -> Self {
         let mut header = header(EntryType::Directory, mode, owner);
@@ -54,7 +54,7 @@ impl Layer {
         self
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     #[must_use]
     pub fn link(mut self, path: &str, target: &str) -> Self {
         let mut header = header(EntryType::Symlink, 0o777, 0);
@@ -63,7 +63,7 @@ impl Layer {
         self
     }
 
-    /// An entry whose name is taken as it is, however wrong.
+    /// Adds an entry whose name is not checked.
     #[must_use]
     pub fn raw_file(mut self, path: &[u8], content: &[u8]) -> Self {
         let mut header = header(EntryType::Regular, 0o644, 0);
@@ -89,10 +89,10 @@ fn header(kind: EntryType, mode: u32, owner: u64) -> Header {
     header
 }
 
-/// A whole image.
+/// A complete image.
 #[derive(Debug, Clone)]
 pub struct TestImage {
-    /// Compressed, from the lowest up.
+    /// The compressed layers, lowest first.
     pub layers: Vec<Vec<u8>>,
     /// The configuration.
     pub config: Vec<u8>,
@@ -101,7 +101,7 @@ pub struct TestImage {
 }
 
 impl TestImage {
-    /// An image of these layers that is run as `run` says (`Env`, `Cmd`, `User`, …).
+    /// Builds an image of these layers. `run` is its run configuration (`Env`, `Cmd`, `User`, …).
     pub fn new(run: Value, layers: Vec<Layer>) -> Self {
         let plain: Vec<Vec<u8>> = layers.into_iter().map(Layer::finish).collect();
         let diff_ids: Vec<String> = plain.iter().map(|layer| Digest::of(layer).to_string()).collect();
@@ -125,17 +125,17 @@ impl TestImage {
         Self { layers, config, manifest }
     }
 
-    /// The digest of the manifest.
+    /// Returns the digest of the manifest.
     pub fn digest(&self) -> String {
         digest(&self.manifest)
     }
 
-    /// What a registry keeps besides the manifest.
+    /// Returns everything that a registry stores besides the manifest.
     pub fn blobs(&self) -> impl Iterator<Item = &[u8]> {
         self.layers.iter().chain([&self.config]).map(Vec::as_slice)
     }
 
-    /// An OCI layout with this image in it, as an archive.
+    /// Returns an archive of an OCI layout that contains this image.
     pub fn layout(&self, name: Option<&str>) -> Vec<u8> {
         let mut annotations = json!({});
         if let Some(name) = name {
@@ -156,7 +156,7 @@ impl TestImage {
     }
 }
 
-/// The digest of some bytes, as registries write it.
+/// Returns the digest of some bytes in the registry's notation.
 pub fn digest(bytes: &[u8]) -> String {
     Digest::of(bytes).to_string()
 }

@@ -1,13 +1,14 @@
-//! A real Kubernetes control plane on this machine: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+//! A real Kubernetes control plane on this machine: etcd, kube-apiserver, kube-controller-manager,
+//! kube-scheduler.
 //!
-//! One *supervisor* process per control plane starts the four components as its children and lives exactly as long as
-//! they do. Each component asks the kernel to be killed when the supervisor ends ([`run_component`]), so whatever ends
-//! the supervisor (`down`, the end of the test that asked for it, `kill -9`) ends everything, and nobody needs a
-//! signal handler. What is on disk is one directory per control plane: `kubeconfig`, `record.json`, `pki/`, `etcd/`,
-//! `logs/`.
+//! One *supervisor* process per control plane starts the four components as its children and lives
+//! as long as they do. Each component asks the kernel to be killed when the supervisor ends
+//! ([`run_component`]). So everything ends with the supervisor, however that ends: by `down`, by
+//! the end of the test that wanted it, or by `kill -9`. No signal handler is needed. Each control
+//! plane has one directory on disk: `kubeconfig`, `record.json`, `pki/`, `etcd/`, `logs/`.
 //!
-//! Reading order: [`guard`](ControlPlane) for tests; [`supervisor`](Supervisor) for how one starts and ends;
-//! `components` for the command lines; `binaries` and `go_build` for where the programs come from.
+//! Reading order: [`guard`](ControlPlane) for tests; [`supervisor`](Supervisor) for start and end;
+//! `components` for the command lines; `binaries` and `go_build` for the programs.
 
 mod binaries;
 mod cache;
@@ -37,11 +38,12 @@ pub use supervisor::{Lifetime, Settings, StartError, Supervisor, run_component};
 
 pub use crate::files::FileError;
 
-/// The Kubernetes release that we test against.
+/// The Kubernetes release of the tests.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
-/// The etcd that Kubernetes 1.36 is developed with: the version of its client in that release's `go.mod`.
+/// The etcd release that Kubernetes 1.36 is developed with: the version of its client in that
+/// release's `go.mod`.
 pub const ETCD_VERSION: &str = "v3.6.8";
 
-/// The words after `xtask` that lead to [`run_component`]; the supervisor starts each component through them.
+/// The arguments of `xtask` for [`run_component`]. The supervisor starts each component with them.
 pub const RUN_COMPONENT: [&str; 2] = ["kube", "run-component"];

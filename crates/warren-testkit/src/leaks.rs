@@ -1,7 +1,8 @@
-//! What a local home has left behind on the machine: the check that every end-to-end test ends with.
+//! The leak checker: finds everything that a local home has left on the machine. Every end-to-end
+//! test ends with it.
 //!
-//! It looks from the outside, with the kernel's own lists, and asks no part of Warren: a leak that the product
-//! does not know of is the kind that matters.
+//! It reads the kernel's own lists and asks no part of Warren, because the important leaks are
+//! those that the product does not know of.
 
 mod packet_rules;
 
@@ -11,31 +12,31 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Everything of a home that is still there.
+/// The leftovers of a home.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leaks {
-    /// Processes in a cgroup of the home, or holding a file or a socket below its data directory.
+    /// Processes in a cgroup of the home, or with an open file or socket below its data directory.
     pub processes: Vec<String>,
-    /// Mounts on or of something below the data directory, in every mount namespace that a process is in.
+    /// Mounts on or of paths below the data directory, in the mount namespaces of all processes.
     pub mounts: Vec<String>,
-    /// Cgroups of pods, in every hierarchy, and the home's own one when no daemon runs.
+    /// Cgroups of pods, in every hierarchy. Also the home's own one if no daemon runs.
     pub cgroups: Vec<PathBuf>,
-    /// Network devices, named network namespaces and tables of packet rules with the home's mark; the home's own bridge and table only
-    /// when no daemon runs.
+    /// Network devices, named network namespaces and tables of packet rules with the home's mark.
+    /// The home's own bridge and table only if no daemon runs.
     pub network: Vec<String>,
-    /// What is left of pods in the data directory.
+    /// Files of pods in the data directory.
     pub files: Vec<PathBuf>,
 }
 
 impl Leaks {
-    /// Whether there is nothing.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Lists what is left, each list in order. The daemon itself and its direct helper (the zygote) are not leaks while the daemon
-/// runs.
+/// Returns the leftovers, sorted. While the daemon runs, it and its direct helper (the zygote) are
+/// not among them.
 pub fn find(data_dir: &Path) -> io::Result<Leaks> {
     let data_dir = data_dir.canonicalize()?;
     let mark = format!("warren-{}", home_id(&data_dir));
@@ -53,8 +54,8 @@ pub fn find(data_dir: &Path) -> io::Result<Leaks> {
     Ok(leaks)
 }
 
-/// The home's mark: 32-bit FNV-1a of the canonical path. Written out here, because nothing of the product takes part
-/// in judging it.
+/// Returns the home's mark: 32-bit FNV-1a of the canonical path. It is repeated here, because the
+/// product must take no part in the check.
 fn home_id(data_dir: &Path) -> String {
     let hash = data_dir
         .as_os_str()
@@ -64,17 +65,17 @@ fn home_id(data_dir: &Path) -> String {
     format!("{hash:08x}")
 }
 
-/// Waits until nothing is left of any pod; panics with the list if something stays.
+/// Waits until nothing is left of any pod. Panics with the list if something stays.
 pub fn assert_nothing_left(data_dir: &Path) {
     if let Err(leaks) = wait_until_only(data_dir, &Leaks::default()) {
         panic!("the home in {} leaked: {leaks:#?}", data_dir.display());
     }
 }
 
-/// Waits until there is exactly what there was at an earlier look, for homes whose pods go on; what there is if it does not come to
-/// that.
+/// Waits until the leftovers equal those of an earlier call, for homes whose pods continue. The
+/// error has the actual ones.
 ///
-/// Deleting is asynchronous by nature, so this waits for a condition, with a generous deadline.
+/// Deletion is asynchronous, so this waits for a condition, with a generous deadline.
 pub fn wait_until_only(data_dir: &Path, before: &Leaks) -> Result<(), Box<Leaks>> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -85,7 +86,7 @@ pub fn wait_until_only(data_dir: &Path, before: &Leaks) -> Result<(), Box<Leaks>
         if Instant::now() >= deadline {
             return Err(Box::new(leaks));
         }
-        // Looking again, not waiting a fixed time: the loop ends with the condition or the deadline.
+        // Check again. The loop ends with the condition or the deadline, not after a fixed time.
         std::thread::park_timeout(Duration::from_millis(20));
     }
 }
@@ -95,7 +96,7 @@ fn processes(data_dir: &Path, mark: &str, daemon: Option<u32>) -> io::Result<Vec
     let mut found = Vec::new();
     for pid in all_processes()?.into_iter().filter(|pid| *pid != std::process::id()) {
         let path = PathBuf::from(format!("/proc/{pid}"));
-        // A process may end while it is looked at; then it is no leak.
+        // A process that ends meanwhile is no leak.
         let in_cgroup = fs::read_to_string(path.join("cgroup")).is_ok_and(|text| text.contains(mark));
         let is_own = daemon.is_some() && (daemon == Some(pid) || daemon == parent(pid));
         if in_cgroup || (!is_own && holds_something(&path, data_dir, &sockets)) {
@@ -105,13 +106,13 @@ fn processes(data_dir: &Path, mark: &str, daemon: Option<u32>) -> io::Result<Vec
     Ok(found)
 }
 
-/// Every process, in the order of their numbers.
+/// Returns all processes, sorted by number.
 fn all_processes() -> io::Result<BTreeSet<u32>> {
     let entries = fs::read_dir("/proc")?.flatten();
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Inodes of unix sockets that are bound below the directory.
+/// Returns the inodes of unix sockets that are bound below the directory.
 fn sockets_below(data_dir: &Path) -> io::Result<BTreeSet<String>> {
     let table = fs::read_to_string("/proc/net/unix")?;
     Ok(table
@@ -132,11 +133,11 @@ fn holds_something(process: &Path, data_dir: &Path, sockets: &BTreeSet<String>) 
     })
 }
 
-/// The daemon that the lock file names, if it lives: one that was killed has left its number there.
+/// Returns the daemon in the lock file if it is alive. A killed one has left its number there.
 fn daemon(data_dir: &Path) -> Option<u32> {
     let holder: serde_json::Value = serde_json::from_slice(&fs::read(data_dir.join("lock")).ok()?).ok()?;
     let pid = u32::try_from(holder["pid"].as_u64()?).ok()?;
-    // One that nobody has reaped yet has no program any more.
+    // A zombie has no program.
     let lives = fs::read_link(format!("/proc/{pid}/exe")).is_ok();
     lives.then_some(pid)
 }
@@ -151,13 +152,14 @@ fn describe(pid: u32) -> String {
     format!("{pid}: {}", String::from_utf8_lossy(&command).replace('\0', " "))
 }
 
-/// A mount of a container is in a namespace of its own, where its point has another path; what it is of still names ours.
+/// Finds mounts. A container's mounts are in a namespace of its own under other paths, but their
+/// sources still contain our path.
 fn mounts(data_dir: &Path) -> io::Result<Vec<String>> {
     let name = data_dir.to_string_lossy();
     let mut namespaces = BTreeSet::new();
     let mut found = Vec::new();
     for pid in all_processes()? {
-        // A process may end while it is looked at; then another one shows what is in its namespace, or it is gone too.
+        // If the process ends meanwhile, another one shows its namespace, or that is gone too.
         let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
         if namespaces.contains(&namespace) {
             continue;
@@ -171,7 +173,7 @@ fn mounts(data_dir: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Cgroups below the home's own one, and that one itself unless the daemon runs.
+/// Returns the cgroups below the home's own one, and that one itself unless the daemon runs.
 fn cgroups(mark: &str, is_running: bool) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for hierarchy in hierarchies()? {
@@ -183,7 +185,7 @@ fn cgroups(mark: &str, is_running: bool) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where cgroups are mounted, of either version.
+/// Returns the mount points of cgroups, of both versions.
 fn hierarchies() -> io::Result<BTreeSet<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let points = table.lines().filter_map(|line| {
@@ -207,8 +209,8 @@ fn collect_cgroups(directory: &Path, mark: &str, inside: bool, found: &mut Vec<P
     }
 }
 
-/// Devices of the calling thread's network, named namespaces, and packet rules. The home's own bridge and rules may stay
-/// while it runs.
+/// Returns devices in the calling thread's network namespace, named namespaces, and packet rules.
+/// The home's own bridge and rules are left out while it runs.
 fn network(mark: &str, is_running: bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     let bridge = mark.replace("warren-", "wrn");
@@ -230,7 +232,7 @@ fn network(mark: &str, is_running: bool) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// What is in a directory; nothing if it is not there.
+/// Returns the entries of a directory, or none if it does not exist.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
@@ -276,7 +278,7 @@ mod tests {
         let alone = find(&path);
         fs::write(path.join("lock"), format!("{{\"pid\": {}}}", std::process::id())).expect("write");
         let with_daemon = find(&path);
-        // The number of a process that has ended says nothing.
+        // The number of a process that has ended is not a daemon.
         let mut ended = std::process::Command::new("true").spawn().expect("run true");
         ended.wait().expect("reap it");
         fs::write(path.join("lock"), format!("{{\"pid\": {}}}", ended.id())).expect("write");

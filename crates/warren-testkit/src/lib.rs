@@ -1,15 +1,19 @@
-//! What the tests of the other crates stand on. Nothing that ships depends on it.
+//! Helpers for the tests of the other crates. No released program depends on it.
 //!
-//! [`kube`] gives a real control plane (kube-apiserver, etcd, kube-controller-manager, kube-scheduler) on loopback
-//! ports, so that what we say about Kubernetes is judged by Kubernetes. A test asks for one with
-//! [`kube::ControlPlane::start`]; a person asks with `cargo xtask kube up`. Start reading there.
+//! [`kube`] runs a real control plane (kube-apiserver, etcd, kube-controller-manager,
+//! kube-scheduler) on loopback ports, so that real Kubernetes checks our statements about it. Tests
+//! start one with [`kube::ControlPlane::start`], people with `cargo xtask kube up`. Start reading
+//! there.
 //!
-//! [`nodes`] pretends to be nodes of such a control plane, for scale and races without containers.
+//! [`nodes`] simulates nodes of such a control plane, for tests of scale and races without
+//! containers.
 //!
-//! [`images`] makes images out of a few files, and [`registry`] serves them on loopback, faults included.
+//! [`images`] makes images of a few files, and [`registry`] serves them on loopback, with faults on
+//! request.
 //!
-//! The crate stays small on purpose (no async runtime, no Kubernetes client, but with the features `nodes` and `images`): `xtask` is
-//! built on it, and every cold checkout compiles `xtask` first.
+//! The crate is small on purpose (without the features `nodes` and `images` there is no async
+//! runtime and no Kubernetes client): `xtask` depends on it, and every fresh checkout compiles
+//! `xtask` first.
 
 pub mod cargo;
 #[cfg(feature = "images")]

@@ -1,18 +1,20 @@
-//! Nodes that only pretend: they register, take pods, call them running and ready with an address, and let them go when
-//! they are deleted. What scale and races need, without a container.
+//! Simulated nodes. They register, take pods, report them as running and ready with an address, and
+//! remove them when they are deleted. Tests of scale and races use them instead of containers.
 //!
-//! One watch, and two writes for a pod that becomes ready. Everything is from state: whatever a pod's object lacks is
-//! written ([`plan`]), so the nodes can be stopped and started again at any time. What a pod shall do instead of becoming
-//! ready is said by annotations on it, which may be changed while it runs.
+//! There is one watch, and two writes for a pod that becomes ready. All decisions are from state:
+//! whatever a pod's object lacks is written ([`plan`]), so the nodes can be stopped and started
+//! again at any time. Annotations on a pod give it another fate than becoming ready. They may be
+//! changed while it runs.
 //!
 //! | annotation | value |
 //! |---|---|
 //! | [`FATE`] | see [`Fate`] |
-//! | [`READY_AFTER`] | milliseconds from placed to running; default: what the builder says |
-//! | [`TERMINATE_AFTER`] | milliseconds from deletion to gone; default: what the builder says |
+//! | [`READY_AFTER`] | milliseconds from placed to running; default: set by the builder |
+//! | [`TERMINATE_AFTER`] | milliseconds from deletion to gone; default: set by the builder |
 //!
-//! A pod is placed by these nodes if it names [`SCHEDULER`], or no scheduler of its own and the builder does not forbid
-//! it. Where a real scheduler works too, whoever is first wins, and pods that fit nowhere are the real one's to tell.
+//! These nodes take a pod if it names [`SCHEDULER`], or if it names no scheduler and the builder
+//! allows that. If there is also a real scheduler, the first one wins, and only the real one
+//! reports pods that fit nowhere.
 
 mod machines;
 mod plan;
@@ -34,32 +36,33 @@ use tokio::task::JoinSet;
 
 use plan::{Action, World};
 
-/// What happens to a pod, by annotation.
+/// The annotation for the fate of a pod.
 pub const FATE: &str = "nodes.warren.dev/fate";
-/// How long a pod takes to run, in milliseconds.
+/// The annotation for the time until a pod runs, in milliseconds.
 pub const READY_AFTER: &str = "nodes.warren.dev/ready-after";
-/// How long a deleted pod takes to go, in milliseconds.
+/// The annotation for the time until a deleted pod is gone, in milliseconds.
 pub const TERMINATE_AFTER: &str = "nodes.warren.dev/terminate-after";
-/// `spec.schedulerName` of pods that only simulated nodes may take.
+/// The `spec.schedulerName` of pods that only simulated nodes may take.
 pub const SCHEDULER: &str = "simulated.warren.dev";
 
-/// Requests at the same time: enough to keep a server busy, few enough that everybody else is served.
+/// The number of concurrent requests: enough to keep a server busy, and few enough for other
+/// clients to be served.
 const REQUESTS: usize = 64;
-/// A node is lost when it has not been heard of for 40 s.
+/// The interval of heartbeats. A node is lost after 40 s without one.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long a control plane may take to see that a new node is ready: seconds, on a machine that does nothing else.
+/// The time for a control plane to see that a new node is ready: seconds on an idle machine.
 const OPENING: Duration = Duration::from_secs(60);
-/// How often a request that got no answer is made again, and how long after.
+/// The number of attempts of a request without an answer, and the pause between them.
 const TRIES: u32 = 150;
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// What a simulated pod comes to.
+/// The outcome of a simulated pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fate {
     /// `ready`: running and ready.
     #[default]
     Ready,
-    /// `not-ready`: running, with an address, not ready.
+    /// `not-ready`: running, with an address, but not ready.
     NotReady,
     /// `no-address`: running, neither ready nor with an address.
     NoAddress,
@@ -67,14 +70,14 @@ pub enum Fate {
     Succeeded,
     /// `failed`: ends with failure.
     Failed,
-    /// `unschedulable`: fits on no node; only for pods that name [`SCHEDULER`].
+    /// `unschedulable`: fits on no node. Only for pods that name [`SCHEDULER`].
     Unschedulable,
-    /// `ignored`: not even looked at.
+    /// `ignored`: left alone.
     Ignored,
 }
 
 impl Fate {
-    /// The annotation's value.
+    /// Returns the annotation's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -87,7 +90,7 @@ impl Fate {
         }
     }
 
-    /// What a value means. One that is not known is [`Fate::Ignored`], so that a slip of the pen is seen.
+    /// Parses a value. An unknown one becomes [`Fate::Ignored`], so that a typing error is noticed.
     pub fn parse(value: &str) -> Self {
         let all = [
             Self::Ready,
@@ -101,27 +104,27 @@ impl Fate {
     }
 }
 
-/// Nodes could not be started.
+/// An error of starting nodes.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The server refused a node.
     #[error("register a node")]
     Register(#[from] kube::Error),
-    /// A node could not be waited for.
+    /// Waiting for a node failed.
     #[error("wait until node `{name}` may be used")]
     Wait {
-        /// Which one.
+        /// The name of the node.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: kube::runtime::wait::Error,
     },
-    /// Nobody takes the taints of a new node away; that is the work of kube-controller-manager.
+    /// The taints of a new node were not removed, which kube-controller-manager does.
     #[error("node `{0}` is still tainted as not ready")]
     Closed(String),
 }
 
-/// How to simulate.
+/// The settings of a simulation.
 #[derive(Clone)]
 pub struct Builder {
     client: Client,
@@ -133,31 +136,32 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How many nodes; one, if nothing is said. They are called `simulated-0` and so on.
+    /// Sets the number of nodes. The default is one. They are named `simulated-0` and so on.
     pub fn nodes(self, count: usize) -> Self {
         Self { count, ..self }
     }
 
-    /// Leaves pods alone that do not name [`SCHEDULER`], and all volume claims: there is a real node too. The nodes have a taint,
-    /// so that a real scheduler leaves them alone as well.
+    /// Ignores pods that do not name [`SCHEDULER`], and all volume claims, because there is a real
+    /// node too. The nodes get a taint, so that a real scheduler ignores them.
     pub fn only_asked_for(self) -> Self {
         Self { only_asked_for: true, bind_volumes: false, ..self }
     }
 
-    /// How long pods take from placed to ready; no time, if nothing is said.
+    /// Sets the time from placed to ready. The default is zero.
     pub fn ready_after(self, ready_after: Duration) -> Self {
         Self { ready_after, ..self }
     }
 
-    /// How long pods take from deleted to gone; no time, if nothing is said.
+    /// Sets the time from deleted to gone. The default is zero.
     pub fn terminate_after(self, terminate_after: Duration) -> Self {
         Self { terminate_after, ..self }
     }
 
-    /// Registers the nodes, waits until they may be used, and starts to serve.
+    /// Registers the nodes, waits until they are usable, and starts to serve.
     ///
     /// # Errors
-    /// When a node cannot be registered.
+    ///
+    /// Fails if a node cannot be registered.
     pub async fn start(self) -> Result<SimulatedNodes, StartError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let names: Vec<String> = (0..self.count).map(|number| format!("simulated-{number}")).collect();
@@ -167,7 +171,7 @@ impl Builder {
         for name in &names {
             machines::wait_until_open(&nodes, name).await?;
         }
-        // Known before the first pod is looked at: one on a node that is not known is not looked at again.
+        // List the nodes before the first pod: a pod on an unknown node would not be handled again.
         let machines = machines::list(&nodes).await?;
         let shared = Arc::new(Shared {
             client: self.client.clone(),
@@ -188,13 +192,13 @@ impl Builder {
     }
 }
 
-/// Running nodes. They stop when dropped; their objects and pods stay as they are.
+/// Running nodes. They stop when dropped. Their objects and pods stay.
 pub struct SimulatedNodes {
     _tasks: JoinSet<()>,
 }
 
 impl SimulatedNodes {
-    /// Begins to say how.
+    /// Starts to build a simulation.
     pub fn builder(client: Client) -> Builder {
         Builder {
             client,
@@ -212,7 +216,7 @@ struct Shared {
     config: Builder,
     permits: Semaphore,
     addresses: AtomicU32,
-    /// Whose turn it is among the nodes: pods are spread evenly.
+    /// The counter that spreads pods evenly over the nodes.
     turn: AtomicUsize,
     machines: Mutex<Vec<Node>>,
 }
@@ -223,11 +227,11 @@ impl Shared {
     }
 }
 
-/// Watches pods and does what each of them lacks.
+/// Watches pods and writes what each of them lacks.
 async fn serve(shared: Arc<Shared>) {
     let pods: Api<Pod> = Api::all(shared.client.clone());
     let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
-    // The last thing that was begun for each pod: its own echo must not begin it again.
+    // The last action for each pod: the event that it causes must not start it again.
     let mut begun: HashMap<String, Action> = HashMap::new();
     let mut tasks = JoinSet::new();
     loop {
@@ -239,7 +243,7 @@ async fn serve(shared: Arc<Shared>) {
                 Some(Ok(watcher::Event::Delete(pod))) => {
                     begun.remove(pod.metadata.uid.as_deref().unwrap_or_default());
                 }
-                // After an error the watch begins again by itself.
+                // After an error the watch restarts by itself.
                 Some(Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_)) => {}
                 None => return,
             },
@@ -273,7 +277,7 @@ fn consider(shared: &Arc<Shared>, pod: Pod, begun: &mut HashMap<String, Action>,
         for _ in 0..TRIES {
             let permit = shared.permits.acquire().await;
             match act(&shared, &pod, &action).await {
-                // Somebody else was quicker, or it is gone: the watch tells what there is to do now.
+                // Another client was faster, or the pod is gone: the watch shows what to do next.
                 Ok(()) => return,
                 Err(kube::Error::Api(status)) if matches!(status.code, 400..=428) => return,
                 Err(_) => {}
@@ -301,7 +305,7 @@ async fn act(shared: &Shared, pod: &Pod, action: &Action) -> Result<(), kube::Er
             let number = shared.addresses.fetch_add(1, Ordering::Relaxed);
             let address = format!("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255);
             let status = plan::status(pod, action, &address, jiff::Timestamp::now());
-            // The uid keeps the status of one pod from reaching another of the same name.
+            // With the UID, the status cannot reach another pod of the same name.
             let body = json!({"metadata": {"uid": pod.uid()}, "status": status});
             pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(body)).await.map(drop)
         }

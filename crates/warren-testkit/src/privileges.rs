@@ -1,12 +1,12 @@
-//! What a test may do on this machine.
+//! The privileges of a test on this machine.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Whether a test that makes real containers must be left out. A run without root must not look like a pass, so it fails
-/// unless `WARREN_SKIP_ROOT_TESTS` says that this is understood.
+/// Returns true if a test with real containers must be skipped. A run without root must not look
+/// like a pass, so it fails unless `WARREN_SKIP_ROOT_TESTS` is set.
 pub fn skip_without_root() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;
@@ -19,28 +19,28 @@ pub fn skip_without_root() -> bool {
     true
 }
 
-/// A user of this machine who is not root, for tests of what such a user can do.
+/// An ordinary user of this machine, for tests without root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrdinaryUser {
     uid: u32,
     gid: u32,
-    /// Whether this very process is that user.
+    /// True if this process belongs to the user.
     is_this_process: bool,
 }
 
-/// Nobody's: above what distributions give to people and services, below their ranges for user namespaces.
+/// An unused user id: above those of people and services, and below the ranges for user namespaces.
 const UNUSED: u32 = 64_213;
 
 impl OrdinaryUser {
-    /// Who runs this test, if that is not root; else somebody whom nobody knows. `None`, with a printed reason, where such users
-    /// can make no user namespaces.
+    /// Returns the user who runs this test. For root, returns an unused one. Returns `None`, with a
+    /// printed reason, if such users cannot make user namespaces.
     pub fn find() -> Option<Self> {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         let user = match uid.is_root() {
             true => Self { uid: UNUSED, gid: UNUSED, is_this_process: false },
             false => Self { uid: uid.as_raw(), gid: gid.as_raw(), is_this_process: true },
         };
-        // Judged by a program that is not ours.
+        // Check with a program that is not ours.
         let mut probe = Command::new("unshare");
         probe.args(["--user", "--map-root-user", "--mount", "true"]).stdin(Stdio::null());
         match user.run(&mut probe).output() {
@@ -57,12 +57,12 @@ impl OrdinaryUser {
         }
     }
 
-    /// Its number.
+    /// Returns the user id.
     pub fn uid(self) -> u32 {
         self.uid
     }
 
-    /// Makes a command one of this user's, in no further groups.
+    /// Makes a command run as this user, without supplementary groups.
     pub fn run(self, command: &mut Command) -> &mut Command {
         match self.is_this_process {
             true => command,
@@ -70,7 +70,7 @@ impl OrdinaryUser {
         }
     }
 
-    /// Gives it a file or directory.
+    /// Gives a file or directory to this user.
     pub fn give(self, path: &Path) -> io::Result<()> {
         std::os::unix::fs::chown(path, Some(self.uid), Some(self.gid))
     }

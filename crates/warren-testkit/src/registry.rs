@@ -1,5 +1,5 @@
-//! A registry on loopback, for tests: as much of the OCI distribution protocol as a pull needs, with the faults that real ones
-//! have, on request.
+//! A registry on loopback for tests: the parts of the OCI distribution protocol that a pull needs,
+//! with faults of real registries on request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::images::{TestImage, digest};
 
-/// A registry. It ends when this is dropped.
+/// A registry. It ends when dropped.
 #[derive(Debug)]
 pub struct TestRegistry {
     address: SocketAddr,
@@ -31,25 +31,25 @@ struct Shared {
 struct State {
     address: String,
     blobs: HashMap<String, Vec<u8>>,
-    /// By repository and tag or digest.
+    /// By repository and by tag or digest.
     manifests: BTreeMap<(String, String), Vec<u8>>,
     access: Access,
-    /// Blobs longer than this break off after so many bytes, unless the rest is asked for.
+    /// If set, longer blobs are cut off after this many bytes, unless a range is requested.
     break_off_at: Option<usize>,
-    /// Blobs are to be had from this origin.
+    /// If set, blobs are redirected to this origin.
     redirects: Option<String>,
     requests: Vec<String>,
 }
 
-/// Who may pull.
+/// The access control of a registry.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody.
+    /// No authentication.
     #[default]
     Open,
-    /// Whoever shows this name and password.
+    /// Requires this name and password.
     Basic(String, String),
-    /// Whoever has fetched a token, with this name and password if there is one.
+    /// Requires a token, whose request needs this name and password if set.
     Token(Option<(String, String)>),
 }
 
@@ -59,12 +59,12 @@ struct Answer {
     status: &'static str,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
-    /// Only so much of the body is sent.
+    /// The length at which the body is cut off, if any.
     cut: Option<usize>,
 }
 
 impl TestRegistry {
-    /// An empty registry that everybody may use.
+    /// Starts an empty registry without authentication.
     pub fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -78,7 +78,7 @@ impl TestRegistry {
                 }
                 let serving = serving.clone();
                 if let Ok(stream) = stream {
-                    // A client that leaves early is no concern of ours.
+                    // Ignore clients that disconnect early.
                     std::thread::spawn(move || drop(serve(&serving, stream)));
                 }
             }
@@ -86,18 +86,18 @@ impl TestRegistry {
         Ok(Self { address, shared, listening: Some(listening) })
     }
 
-    /// `127.0.0.1` and the port: how images of it are called.
+    /// Returns `127.0.0.1` with the port, the prefix of its images' names.
     pub fn name(&self) -> String {
         self.address.to_string()
     }
 
-    /// The name of an image in it.
+    /// Returns the name of an image in it.
     pub fn image(&self, repository: &str, version: &str) -> String {
         let joint = if version.contains(':') { '@' } else { ':' };
         format!("{}/{repository}{joint}{version}", self.address)
     }
 
-    /// Takes in an image under a tag, and under its digest.
+    /// Adds an image under a tag and under its digest.
     pub fn put(&self, repository: &str, tag: &str, image: &TestImage) {
         for blob in image.blobs() {
             self.put_blob(&digest(blob), blob);
@@ -105,40 +105,40 @@ impl TestRegistry {
         self.put_manifest(repository, tag, &image.manifest);
     }
 
-    /// Takes in any document as a manifest.
+    /// Adds any document as a manifest.
     pub fn put_manifest(&self, repository: &str, tag: &str, manifest: &[u8]) {
         for version in [tag.to_owned(), digest(manifest)] {
             self.shared.state().manifests.insert((repository.to_owned(), version), manifest.to_vec());
         }
     }
 
-    /// Has this content for this digest, true or not.
+    /// Adds this content under this digest, which may be wrong.
     pub fn put_blob(&self, digest: &str, content: &[u8]) {
         self.shared.state().blobs.insert(digest.to_owned(), content.to_vec());
     }
 
-    /// From now on only some may pull.
+    /// Changes the access control.
     pub fn set_access(&self, access: Access) {
         self.shared.state().access = access;
     }
 
-    /// From now on blobs break off after so many bytes, and the rest has to be asked for.
+    /// Cuts off blobs after this many bytes from now on, so that clients must request the rest.
     pub fn break_off_at(&self, bytes: usize) {
         self.shared.state().break_off_at = Some(bytes);
     }
 
-    /// From now on blobs are to be fetched elsewhere, from somebody who must not be told who asks.
+    /// Redirects blobs to another origin from now on, to which clients must not send credentials.
     pub fn redirect_blobs(&self) {
         let port = self.address.port();
         self.redirect_blobs_to(&format!("http://localhost:{port}"));
     }
 
-    /// The same, from this origin, which has to lead back here.
+    /// Redirects blobs to this origin, which must lead back here.
     pub fn redirect_blobs_to(&self, origin: &str) {
         self.shared.state().redirects = Some(origin.to_owned());
     }
 
-    /// What was asked for, in order: `METHOD path status`.
+    /// Returns the requests in order: `METHOD path status`.
     pub fn requests(&self) -> Vec<String> {
         self.shared.state().requests.clone()
     }
@@ -147,7 +147,7 @@ impl TestRegistry {
 impl Drop for TestRegistry {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // Wakes the listener, which sees that it is over.
+        // Wake the listener, which then sees that it must end.
         drop(TcpStream::connect(self.address));
         if let Some(listening) = self.listening.take() {
             let _ = listening.join();
@@ -161,7 +161,7 @@ impl Shared {
     }
 }
 
-/// One request a connection.
+/// Serves one request per connection.
 fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
@@ -199,7 +199,8 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     let sent = answer.cut.unwrap_or(answer.body.len()).min(answer.body.len());
     stream.write_all(&answer.body[..sent])?;
     stream.shutdown(std::net::Shutdown::Write)?;
-    // What the client still says is read, so that closing is no reset, which could overtake the answer.
+    // Read the rest of the request: otherwise closing would reset the connection, which could
+    // overtake the answer.
     io::copy(&mut lines.take(1 << 20), &mut io::sink()).map(drop)
 }
 
@@ -224,7 +225,7 @@ impl State {
         }
         let Some(rest) = path.strip_prefix("/v2/") else { return not_found("PAGE_UNKNOWN") };
         if rest.is_empty() {
-            // How clients find out that this is a registry, and docker will not go on without the header.
+            // Clients detect a registry by this path, and docker requires the header.
             let version = ("Docker-Distribution-Api-Version", "registry/2.0".to_owned());
             return Answer { headers: vec![version], ..plain("200 OK", "{}") };
         }

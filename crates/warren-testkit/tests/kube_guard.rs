@@ -1,4 +1,5 @@
-//! The control plane is real, and nothing is left of it, whatever happens to the process that asked for it.
+//! Checks that the control plane is real, and that nothing is left of it, however the process that
+//! wanted it ends.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use warren_testkit::kube::{ControlPlane, ProcessIdentity, Record, end_and_wait};
 
-/// Far longer than anything here takes; only a failing test waits for it.
+/// Far longer than anything here takes. Only a failing test waits for it.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -19,7 +20,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A process that holds a control plane, and what the control plane consists of.
+/// A process that holds a control plane, with the processes of the control plane.
 struct Holder {
     process: Child,
     directory: PathBuf,
@@ -38,7 +39,7 @@ fn hold(ending: &str) -> Holder {
     BufReader::new(stdout).read_line(&mut line).expect("the holder prints text");
     let directory = PathBuf::from(line.trim_end());
     assert!(directory.is_absolute(), "the holder printed `{line}`");
-    // A holder that returns at once may have tidied up before we look; then there is nothing to compare.
+    // A holder that returns at once may have cleaned up already. Then there is nothing to compare.
     let processes = Record::load(&directory).map(|record| record.processes()).unwrap_or_default();
     Holder { process, directory, processes }
 }
@@ -77,7 +78,7 @@ fn kill_minus_nine_of_the_supervisor_leaves_no_process() {
     holder.process.kill().unwrap();
     holder.process.wait().unwrap();
 
-    // Its directory has no owner any more, so whoever starts one next sweeps it away.
+    // The directory has no owner any more, so the next start removes it.
     let next = ControlPlane::launch(&[]).unwrap();
     assert!(next.record().processes().iter().all(ProcessIdentity::is_running));
     assert!(!holder.directory.exists());
@@ -139,7 +140,8 @@ fn a_pod_is_given_to_a_node_by_the_scheduler() {
     control_plane.kubectl(&["create", "namespace", "scheduled"]).unwrap();
     let node = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "somewhere"}}"#;
     control_plane.kubectl_with_input(&["apply", "--filename", "-"], node).unwrap();
-    // A new node is tainted until it reports itself ready; nothing does here, so the pod tolerates everything.
+    // A new node has taints until it reports itself ready. Here it never does, so the pod tolerates
+    // everything.
     let status = r#"{"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}}"#;
     control_plane
         .kubectl(&[

@@ -1,10 +1,10 @@
-//! A Debian package: an `ar` archive of a version, a control archive and a data archive.
+//! A Debian package: an `ar` archive of a version file, a control archive and a data archive.
 
 use anyhow::Result;
 
 use crate::archive::{Entry, gzip, tar};
 
-/// Everything that goes into the package.
+/// The contents of the package.
 pub struct Contents {
     pub version: &'static str,
     pub binary: Vec<u8>,
@@ -19,13 +19,14 @@ pub fn file_name(version: &str) -> String {
     format!("warren_{version}_{}.deb", architecture())
 }
 
-/// Returns Debian's name for the architecture that we build for.
+/// Returns Debian's name of the architecture that we build for.
 fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
-/// Returns the package. Removing it stops the service and keeps the data, as Debian's policy has it; purging it is left
-/// to `warren down` and the user, because sandboxes may hold work.
+/// Returns the package. Removing it stops the service and keeps the data, as Debian's policy
+/// requires. Purging data is left to `warren down` and the user, because sandboxes may contain
+/// work.
 pub fn package(contents: &Contents) -> Result<Vec<u8>> {
     let Contents { version, binary, license, unit, epoch } = contents;
     let size = (binary.len() + license.len() + unit.len()).div_ceil(1024);

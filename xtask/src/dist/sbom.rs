@@ -45,7 +45,7 @@ struct Kind {
     kind: Option<String>,
 }
 
-/// Returns the packages that `warren` is made of: its normal dependencies, without those of builds and tests.
+/// Returns the packages in `warren`: its normal dependencies, without those of builds and tests.
 pub fn spdx(epoch: u64) -> Result<Vec<u8>> {
     let text = workspace::output(workspace::cargo().args([
         "metadata",

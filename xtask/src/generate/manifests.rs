@@ -1,4 +1,4 @@
-//! The static install manifests: the same three files that agent-sandbox's releases have.
+//! The static install manifests: the same three files as in agent-sandbox's releases.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use super::permissions::{self, NAMESPACE, SERVICE_ACCOUNT};
 use super::{Folder, yaml};
 
-/// The image of the Deployment; `kubectl set image` or a kustomization names another registry.
+/// The image of the Deployment. Users set another registry with `kubectl set image` or a
+/// kustomization.
 const IMAGE: &str = concat!("warren:", env!("CARGO_PKG_VERSION"));
 
-/// Returns `sandbox.yaml` (core), `extensions.yaml` (applied after it) and `sandbox-with-extensions.yaml` (both in one).
+/// Returns `sandbox.yaml` (core), `extensions.yaml` (applied after it) and
+/// `sandbox-with-extensions.yaml` (both in one).
 pub fn install() -> Result<Folder> {
     let (mut core_crds, mut extension_crds) = (Vec::new(), Vec::new());
     // Their controller does not serve tasks.

@@ -1,4 +1,4 @@
-//! The archive that a kernel unpacks into its first root file system (`newc`, see the kernel's
+//! The archive format of a kernel's initial root file system (`newc`, see the kernel's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`).
 
 /// Writes an archive into memory.

@@ -1,39 +1,40 @@
-//! Holds a manifest against the schema of its kind, without a server: unknown fields, missing fields, wrong types and words.
+//! Checks a manifest against the schema of its kind without a server: unknown fields, missing
+//! fields, wrong types and values.
 //!
-//! It is for tools that want to say early what a server will say later. It does not replace the server: formats,
-//! patterns, limits and rules between fields are left to it.
+//! It lets tools report early what a server would report later. It does not replace the server,
+//! which also checks formats, patterns, limits and rules between fields.
 
 use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// Something about a manifest that the server would drop or refuse.
+/// A field of a manifest that the server would drop or refuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which field.
+    /// The path of the field.
     pub path: Path,
-    /// What is the matter with it.
+    /// The problem with it.
     pub problem: Problem,
 }
 
-/// What is the matter with a field.
+/// The problem with a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The schema has no such field.
     #[error("unknown field")]
     Unknown,
-    /// The schema wants it and it is not there.
+    /// The schema requires the field, and it is missing.
     #[error("required, and missing")]
     Missing,
-    /// The schema wants another type.
+    /// The schema requires another type.
     #[error("not of type {0}")]
     NotOfType(String),
-    /// The schema lists the values, and this is none of them.
+    /// The value is none of those that the schema lists.
     #[error("not one of {0}")]
     NotOneOf(String),
 }
 
-/// The way to a field.
+/// The path of a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path(Vec<Step>);
 
@@ -50,8 +51,8 @@ impl Path {
         Self(path)
     }
 
-    /// Takes the field out of an object; does nothing if it is not there, and never removes an item of a list, which
-    /// would move the others.
+    /// Removes the field from an object, if it is there. Never removes an item of a list, which
+    /// would shift the others.
     pub fn remove_from(&self, object: &mut Value) {
         let Some((Step::Field(name), parents)) = self.0.split_last() else { return };
         let parent = parents.iter().try_fold(object, |place, step| match step {
@@ -77,7 +78,7 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// What the schema of `kind` has against this object. Empty for kinds that are not ours.
+/// Returns the problems of an object by the schema of `kind`. Empty for kinds that are not ours.
 pub fn check(kind: &str, object: &Value) -> Vec<Finding> {
     static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
         crate::crds()
@@ -136,7 +137,7 @@ fn walk(schema: &Value, value: &Value, path: &Path, findings: &mut Vec<Finding>)
                 let path = path.child(Step::Field(name.clone()));
                 match properties.and_then(|properties| properties.get(name)).or(others) {
                     Some(schema) => walk(schema, value, &path, findings),
-                    // An object without properties, such as `metadata`, is somebody else's to check.
+                    // An object without properties, such as `metadata`, is not checked here.
                     None if properties.is_none() => {}
                     None => findings.push(Finding { path, problem: Problem::Unknown }),
                 }

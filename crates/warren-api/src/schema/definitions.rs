@@ -1,4 +1,4 @@
-//! Named schema definitions, by the full name that `$ref` uses.
+//! Named schema definitions. The names are the full ones that `$ref` uses.
 
 use std::sync::LazyLock;
 
@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 pub struct Definitions(Map<String, Value>);
 
 impl Definitions {
-    /// Kubernetes' own definitions, as far as they can be reached from a pod, a volume claim, a network policy rule and a
-    /// condition. They keep `x-kubernetes-patch-merge-key` and `-strategy`, which a strategic merge patch needs.
+    /// Returns Kubernetes' own definitions that a pod, a volume claim, a network policy rule and a
+    /// condition refer to. They include `x-kubernetes-patch-merge-key` and `-strategy`, which a
+    /// strategic merge patch needs.
     pub fn kubernetes() -> &'static Self {
         static KUBERNETES: LazyLock<Definitions> = LazyLock::new(|| {
             let definitions = serde_json::from_str(include_str!("kubernetes.json"))
@@ -20,17 +21,17 @@ impl Definitions {
         &KUBERNETES
     }
 
-    /// The definitions in the `$defs` of a JSON Schema document.
+    /// Returns the definitions in the `$defs` of a JSON Schema document.
     pub fn of_document(document: &Value) -> Self {
         Self(document.get("$defs").and_then(Value::as_object).cloned().unwrap_or_default())
     }
 
-    /// The definition of this name, such as `io.k8s.api.core.v1.PodSpec`.
+    /// Returns the definition of this name, such as `io.k8s.api.core.v1.PodSpec`.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
     }
 
-    /// Every name and definition.
+    /// Returns every name and definition.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.0.iter().map(|(name, definition)| (name.as_str(), definition))
     }
@@ -41,7 +42,7 @@ mod tests {
     use super::Definitions;
     use serde_json::Value;
 
-    /// Calls `visit` on every schema below `schema`, not on the maps of properties in between.
+    /// Calls `visit` on every schema below `schema`, but not on the maps of properties in between.
     fn walk(schema: &Value, visit: &mut dyn FnMut(&Value)) {
         visit(schema);
         if let Some(properties) = schema.get("properties").and_then(Value::as_object) {

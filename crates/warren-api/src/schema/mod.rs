@@ -1,7 +1,8 @@
-//! Schemas: Kubernetes' own definitions, and how they and our types become the structural schema of a CRD.
+//! Schemas: converts our types and Kubernetes' own definitions into the structural schema of a CRD.
 //!
-//! [`definitions`] loads what Kubernetes publishes; [`structural`] resolves references and rewrites JSON Schema
-//! into the subset that a CRD may use, in the form that controller-gen gives it; [`check`] holds a manifest against the result.
+//! [`definitions`] loads Kubernetes' published definitions. [`structural`] resolves references and
+//! rewrites JSON Schema into the subset that a CRD may use, in controller-gen's form. [`check`]
+//! validates a manifest with the result.
 
 pub mod check;
 pub mod definitions;

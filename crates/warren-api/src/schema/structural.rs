@@ -1,29 +1,31 @@
-//! JSON Schema in, structural schema out.
+//! Converts JSON Schema into a structural schema.
 //!
-//! A CRD's schema knows no references, no `null` type and no `allOf` around a type, and it spells quantities and
-//! int-or-string values in a way of its own. The result is what controller-gen makes of the same Go types.
+//! A CRD's schema has no references, no `null` type and no `allOf` around a type, and it has its
+//! own form for quantities and int-or-string values. The result equals controller-gen's for the
+//! same Go types.
 
 use serde_json::{Map, Value, json};
 
 use super::Definitions;
 
-/// Why a schema could not be made structural. Both are mistakes in a type, not in a manifest.
+/// The error if a schema cannot be made structural. The cause is a mistake in a type, not in a
+/// manifest.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SchemaError {
-    /// A reference names nothing.
+    /// A reference has no target.
     #[error("`{path}` refers to `{name}`, which is not defined")]
     Unresolved {
-        /// Where in the resulting schema.
+        /// The path in the resulting schema.
         path: String,
-        /// The name that was not found.
+        /// The missing name.
         name: String,
     },
     /// A type contains itself, which a structural schema cannot express.
     #[error("`{path}` contains itself through `{name}`")]
     Recursive {
-        /// Where in the resulting schema.
+        /// The path in the resulting schema.
         path: String,
-        /// The name that was met again.
+        /// The name of the recursive type.
         name: String,
     },
 }
@@ -33,18 +35,19 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const CONDITION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Condition";
 
-/// The text form of `resource.Quantity`, as controller-gen writes it into every CRD.
+/// The pattern of `resource.Quantity`, as controller-gen writes it into every CRD.
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// The form of a condition's `type` and `reason`, from the markers on `metav1.Condition`.
+/// The patterns of a condition's `type` and `reason`, from the markers on `metav1.Condition`.
 const CONDITION_TYPE_PATTERN: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$";
 const CONDITION_REASON_PATTERN: &str = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$";
 
-/// The only fields of an embedded object's metadata that mean anything.
+/// The fields of an embedded object's metadata that have an effect.
 const EMBEDDED_METADATA: [&str; 5] = ["annotations", "finalizers", "labels", "name", "namespace"];
 
-/// Types that embed a LocalObjectReference. controller-gen hands the embedded type's `x-kubernetes-map-type` on to
-/// them, Kubernetes' own generator does not; clients of server-side apply see which.
+/// Types that embed a LocalObjectReference. controller-gen copies the embedded type's
+/// `x-kubernetes-map-type` to them; Kubernetes' own generator does not. Clients of server-side
+/// apply notice the difference.
 const EMBED_LOCAL_OBJECT_REFERENCE: [&str; 5] = [
     "io.k8s.api.core.v1.ConfigMapEnvSource",
     "io.k8s.api.core.v1.ConfigMapProjection",
@@ -54,7 +57,7 @@ const EMBED_LOCAL_OBJECT_REFERENCE: [&str; 5] = [
 ];
 const AZURE_DISK: &str = "io.k8s.api.core.v1.AzureDiskVolumeSource";
 
-/// Keywords that are carried over as they are.
+/// Keywords that are copied unchanged.
 const KEPT: [&str; 17] = [
     "default",
     "description",
@@ -75,8 +78,8 @@ const KEPT: [&str; 17] = [
     "x-kubernetes-validations",
 ];
 
-/// Makes a schema structural. A reference to a name that Kubernetes defines takes Kubernetes' definition, even if
-/// `own` has one too; all others come from `own`.
+/// Makes a schema structural. References to names that Kubernetes defines use Kubernetes'
+/// definition, even if `own` also has one. All others use `own`.
 pub fn structural(schema: &Value, own: &Definitions) -> Result<Value, SchemaError> {
     Rewriter { own, path: Vec::new(), open: Vec::new() }.rewrite(schema)
 }
@@ -84,7 +87,7 @@ pub fn structural(schema: &Value, own: &Definitions) -> Result<Value, SchemaErro
 struct Rewriter<'a> {
     own: &'a Definitions,
     path: Vec<String>,
-    /// Names that are being resolved, to see a recursion.
+    /// The names being resolved, to detect recursion.
     open: Vec<String>,
 }
 
@@ -115,7 +118,8 @@ impl Rewriter<'_> {
             result.insert("type".to_owned(), type_.clone());
         }
         if let Some(words) = words_of(object) {
-            // A field may list the words itself, in an order of its own: the server repeats it in its messages.
+            // A field may list the words itself in another order, which the server's messages
+            // repeat.
             result.entry("enum").or_insert_with(|| Value::from(words));
             result.insert("type".to_owned(), Value::from("string"));
         }
@@ -140,7 +144,7 @@ impl Rewriter<'_> {
                 self.path.push(step.to_owned());
                 let mut inner = self.rewrite(inner)?;
                 self.path.pop();
-                // The field above the list or map has said it already.
+                // The list or map above already has this keyword.
                 if key == "additionalProperties"
                     && let Some(inner) = inner.as_object_mut()
                 {
@@ -152,7 +156,7 @@ impl Rewriter<'_> {
         Ok(Value::Object(result))
     }
 
-    /// The definition behind a reference, with the keywords beside the reference laid over it.
+    /// Resolves a reference. Keywords beside the reference override the definition's.
     fn resolve(&mut self, name: &str, beside: &Map<String, Value>) -> Result<Value, SchemaError> {
         let path = || self.path.join(".");
         if self.open.iter().any(|open| open == name) {
@@ -187,7 +191,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// What `allOf` with one member, or `anyOf` with one member and `null`, wraps.
+/// Returns the schema inside an `allOf` with one member, or an `anyOf` with one member and `null`.
 fn single_alternative(schema: &Map<String, Value>) -> Option<&Value> {
     if let Some([only]) = schema.get("allOf").and_then(Value::as_array).map(Vec::as_slice) {
         return Some(only);
@@ -198,7 +202,7 @@ fn single_alternative(schema: &Map<String, Value>) -> Option<&Value> {
     (real.next().is_none() && alternatives.len() == 2).then_some(first)
 }
 
-/// `inner` with every keyword of `outer` except those that wrap it; the outer one wins.
+/// Adds the keywords of `outer` to `inner`, except for wrappers. The outer ones win.
 fn overlay(inner: &Value, outer: &Map<String, Value>) -> Value {
     let mut merged = inner.as_object().cloned().unwrap_or_default();
     for (key, value) in outer {
@@ -209,7 +213,8 @@ fn overlay(inner: &Value, outer: &Map<String, Value>) -> Value {
     Value::Object(merged)
 }
 
-/// `"string"` of `"string"` and of `["string", "null"]`: an absent value is not written as null.
+/// Returns `"string"` for `"string"` and for `["string", "null"]`: an absent value is not written
+/// as null.
 fn single_type(type_: &Value) -> Option<&Value> {
     match type_ {
         Value::Array(types) => types.iter().find(|type_| *type_ != "null"),
@@ -217,7 +222,7 @@ fn single_type(type_: &Value) -> Option<&Value> {
     }
 }
 
-/// The words of an enum whose variants are documented one by one: `oneOf` with a `const` or an `enum` each.
+/// Returns the words of an enum with documented variants: `oneOf` with a `const` or an `enum` each.
 fn words_of(schema: &Map<String, Value>) -> Option<Vec<Value>> {
     let mut words = Vec::new();
     for variant in schema.get("oneOf").and_then(Value::as_array)? {
@@ -244,7 +249,8 @@ fn with_description(mut schema: Map<String, Value>, beside: &Map<String, Value>)
     Value::Object(schema)
 }
 
-/// The server owns all other metadata; an embedded object has no use for it.
+/// Removes all other metadata fields. The server owns them, and an embedded object has no use for
+/// them.
 fn keep_embedded_metadata(definition: &mut Value) {
     if let Some(properties) = definition.get_mut("properties").and_then(Value::as_object_mut) {
         properties.retain(|name, _| EMBEDDED_METADATA.contains(&name.as_str()));
@@ -254,7 +260,8 @@ fn keep_embedded_metadata(definition: &mut Value) {
     }
 }
 
-/// Two defaults that the Go source gives by the name of a constant, which controller-gen does not follow.
+/// Removes two defaults that the Go source gives by the name of a constant, which controller-gen
+/// does not resolve.
 fn drop_symbolic_defaults(definition: &mut Value) {
     for field in ["cachingMode", "kind"] {
         if let Some(property) = definition["properties"][field].as_object_mut() {
@@ -263,7 +270,7 @@ fn drop_symbolic_defaults(definition: &mut Value) {
     }
 }
 
-/// Adds the markers of `metav1.Condition`, which Kubernetes' published schema leaves out.
+/// Adds the markers of `metav1.Condition`, which Kubernetes' published schema lacks.
 fn refine_condition(definition: &mut Value) {
     let refinements = json!({
         "message": { "maxLength": 32768 },
@@ -281,7 +288,7 @@ fn refine_condition(definition: &mut Value) {
     }
 }
 
-/// A line break inside a paragraph is only how the source was wrapped.
+/// Joins the lines of each paragraph: line breaks come only from wrapping in the source.
 fn unwrap_lines(text: &str) -> String {
     let paragraphs: Vec<String> = text
         .split("\n\n")

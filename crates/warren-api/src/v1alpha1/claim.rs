@@ -1,4 +1,5 @@
-//! SandboxClaim: it named a template and perhaps a pool; now it names a pool, and the pool names the template.
+//! SandboxClaim: it used to name a template and perhaps a pool. Now it names a pool, and the pool
+//! names the template.
 
 use serde_json::{Map, Value};
 
@@ -54,7 +55,7 @@ pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionE
     Ok(companions)
 }
 
-/// The sandbox that the claim has been given, wherever that is written.
+/// Returns the sandbox assigned to the claim, from any of the fields in use.
 fn bound_sandbox(document: &Document) -> Result<Option<String>, ConversionError> {
     for path in ["status.sandbox.name", "status.sandbox.Name"] {
         if let Some(name) = document.text(path)?.filter(|name| !name.is_empty()) {
@@ -67,7 +68,8 @@ fn bound_sandbox(document: &Document) -> Result<Option<String>, ConversionError>
         .map(str::to_owned))
 }
 
-/// The assigned sandbox was a label, whose value is limited to 63 characters, and is an annotation now.
+/// Moves the assigned sandbox from a label, whose value is limited to 63 characters, to an
+/// annotation.
 fn move_assignment(document: &mut Document) -> Result<(), ConversionError> {
     let Some(found) = document.object.get_mut("metadata").and_then(|metadata| metadata.get_mut("labels"))
     else {

@@ -1,10 +1,10 @@
-//! A manifest while it is being converted: fields are taken out and put in, and what is lost is noted.
+//! A manifest during its conversion: fields are moved, and losses are noted.
 
 use serde_json::{Map, Value};
 
 use super::{ConversionError, Note};
 
-/// A manifest, what was noted about it, and whether it differs from what was given.
+/// A manifest, the notes about it, and a flag for changes.
 pub(super) struct Document {
     pub(super) object: Value,
     pub(super) notes: Vec<Note>,
@@ -12,7 +12,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// A document needs a `spec` that is an object; metadata is made if there is none.
+    /// Creates a document. `spec` must be an object; missing metadata is created.
     pub(super) fn new(object: Value) -> Result<Self, ConversionError> {
         match object.get("spec") {
             Some(Value::Object(_)) => {}
@@ -32,7 +32,7 @@ impl Document {
         }
     }
 
-    /// The object at a path of plain names such as `spec.lifecycle`, made where it does not exist.
+    /// Returns the object at a path of plain names such as `spec.lifecycle`; creates it if missing.
     pub(super) fn object_at(&mut self, path: &str) -> Result<&mut Map<String, Value>, ConversionError> {
         let mut place = &mut self.object;
         for step in path.split('.') {
@@ -45,12 +45,12 @@ impl Document {
         place.as_object_mut().ok_or_else(|| field_error(path, "not an object"))
     }
 
-    /// The value at a path of plain names.
+    /// Returns the value at a path of plain names.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
         path.split('.').try_fold(&self.object, |place, step| place.get(step)).filter(|value| !value.is_null())
     }
 
-    /// The string at a path of plain names; an error if something else is there.
+    /// Returns the string at a path of plain names. Fails if the value is something else.
     pub(super) fn text(&self, path: &str) -> Result<Option<&str>, ConversionError> {
         match self.get(path) {
             None => Ok(None),
@@ -59,17 +59,17 @@ impl Document {
         }
     }
 
-    /// Takes the value at a path of plain names out of the document; a null is taken out and not returned.
+    /// Removes and returns the value at a path of plain names. A null is removed but not returned.
     pub(super) fn take(&mut self, path: &str) -> Option<Value> {
         let (parent, name) = path.rsplit_once('.')?;
         let parent = parent.split('.').try_fold(&mut self.object, |place, step| place.get_mut(step))?;
-        // Shifting keeps the order in which the author wrote the rest.
+        // Keep the order of the remaining fields.
         let value = parent.as_object_mut()?.shift_remove(name)?;
         self.changed = true;
         (!value.is_null()).then_some(value)
     }
 
-    /// Puts a value at a path of plain names, after what is there.
+    /// Sets the value at a path of plain names. A new field is appended.
     pub(super) fn put(&mut self, path: &str, value: impl Into<Value>) -> Result<(), ConversionError> {
         let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         self.object_at(parent)?.insert(name.to_owned(), value.into());
@@ -77,7 +77,8 @@ impl Document {
         Ok(())
     }
 
-    /// Moves a value to where it belongs now. If something is there already, that stays and the old one is noted.
+    /// Moves a value to its new path. If there is another value, that one stays and a note is
+    /// added.
     pub(super) fn rename(&mut self, from: &str, to: &str) -> Result<(), ConversionError> {
         let Some(value) = self.take(from) else { return Ok(()) };
         if self.get(to).is_some_and(|present| *present != value) {
@@ -87,7 +88,7 @@ impl Document {
         self.put(to, value)
     }
 
-    /// Takes a value out and notes that it is lost.
+    /// Removes a value and notes the loss.
     pub(super) fn drop(&mut self, path: &str, reason: &str, advice: &str) {
         if self.take(path).is_some() {
             self.note(path, reason, advice);
@@ -98,8 +99,8 @@ impl Document {
         self.notes.push(Note { path: path.to_owned(), reason: reason.into(), advice: advice.into() });
     }
 
-    /// The template that a claim or pool names, under any of the spellings in use, taken out of the document:
-    /// `{ name: … }` or the bare name.
+    /// Removes and returns the template's name of a claim or pool, in any spelling in use: `{ name:
+    /// … }` or the bare name.
     pub(super) fn take_template_name(&mut self) -> Result<Option<String>, ConversionError> {
         let mut found: Option<String> = None;
         for field in ["sandboxTemplateRef", "templateRef", "sandboxTemplateName", "templateName"] {
@@ -124,7 +125,7 @@ impl Document {
         Ok(found)
     }
 
-    /// A non-negative 32-bit number, taken out of the document.
+    /// Removes and returns a non-negative 32-bit number.
     pub(super) fn take_count(&mut self, path: &str) -> Result<Option<i32>, ConversionError> {
         match self.take(path) {
             None => Ok(None),

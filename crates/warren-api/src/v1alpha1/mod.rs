@@ -1,9 +1,10 @@
-//! Reading what was written for `v1alpha1`: a pure conversion to `v1beta1` for all four kinds.
+//! Conversion of all four kinds from `v1alpha1` to `v1beta1`. Pure.
 //!
-//! There is no conversion webhook, so nothing here remembers how an object looked before: [`convert`] takes a
-//! manifest, renames what was renamed, and says in [`Note`]s what it could not carry over. It also accepts the spellings
-//! of earlier drafts and of integrations that were written against them (`templateName`, `templateRef`, `size`,
-//! `minReady`), and old spellings under a `v1beta1` header, because published examples have all of these.
+//! There is no conversion webhook, so the earlier form of an object is not kept. [`convert`] takes
+//! a manifest, renames fields, and returns [`Note`]s about fields that it could not convert. It
+//! also accepts the spellings of earlier drafts and of integrations based on them (`templateName`,
+//! `templateRef`, `size`, `minReady`), and old spellings in a `v1beta1` manifest, because published
+//! examples contain all of these.
 //!
 //! Start with [`convert`]; each kind has a file of its own.
 
@@ -21,28 +22,28 @@ use crate::schema::check::{Finding, Problem};
 use crate::{EXTENSIONS_GROUP, GROUP, VERSION, annotations};
 use document::Document;
 
-/// What became of a manifest.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Converted {
-    /// The manifest as `v1beta1`, or as it was if it is none of ours.
+    /// The manifest as `v1beta1`. Manifests of other kinds are unchanged.
     pub object: Value,
-    /// Whether `object` differs from what was given.
+    /// True if `object` differs from the input.
     pub changed: bool,
-    /// What could not be carried over, and what a reader should know.
+    /// Fields that could not be converted, and other remarks.
     pub notes: Vec<Note>,
-    /// Objects that the converted one needs and that its manifest did not have to name before.
-    /// They may exist already: see [`missing_companions`].
+    /// Objects that the converted one needs and that the old manifest did not have to name. They
+    /// may exist already: see [`missing_companions`].
     pub companions: Vec<Value>,
 }
 
-/// One thing that could not be carried over as it was.
+/// A field that could not be converted unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Path of the field in the given manifest, such as `spec.replicas`.
+    /// The path of the field in the input, such as `spec.replicas`.
     pub path: String,
-    /// What happened and why.
+    /// The change and its reason.
     pub reason: String,
-    /// What to do about it; empty if there is nothing to do.
+    /// The recommended action. Empty if there is none.
     pub advice: String,
 }
 
@@ -56,34 +57,35 @@ impl std::fmt::Display for Note {
     }
 }
 
-/// Why a manifest has no `v1beta1` form.
+/// The error if a manifest cannot be converted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConversionError {
     /// The document is not a Kubernetes object.
     #[error("`{path}` is missing: this is not a complete manifest")]
     NotAManifest {
-        /// The field without which nothing can be said about a document.
+        /// The missing field.
         path: &'static str,
     },
-    /// A field has a value that cannot be converted, or one that is needed is missing.
+    /// A field has a value that cannot be converted, or a required field is missing.
     #[error("`{path}`: {problem}")]
     Field {
-        /// Path of the field.
+        /// The path of the field.
         path: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// The API group is ours, the version or kind is not known.
+    /// The API group is ours, but the version or kind is unknown.
     #[error("`{api_version}` has no kind `{kind}`")]
     UnknownKind {
-        /// As the manifest has it.
+        /// The `apiVersion` of the manifest.
         api_version: String,
-        /// As the manifest has it.
+        /// The `kind` of the manifest.
         kind: String,
     },
 }
 
-/// Converts one manifest. Manifests of other API groups come back as they are; so do those that are `v1beta1` already.
+/// Converts one manifest. Manifests of other API groups, and those that are already `v1beta1`, are
+/// returned unchanged.
 pub fn convert(manifest: Value) -> Result<Converted, ConversionError> {
     let text = |field: &'static str| match manifest.get(field) {
         Some(Value::String(text)) => Ok(text.clone()),
@@ -124,7 +126,7 @@ pub fn convert(manifest: Value) -> Result<Converted, ConversionError> {
     finish(document, &kind, companions, was_current)
 }
 
-/// Converts every item of a list, such as `kubectl get --output yaml` prints.
+/// Converts every item of a list, such as the output of `kubectl get --output yaml`.
 fn convert_items(mut list: Value) -> Result<Converted, ConversionError> {
     let (mut changed, mut notes, mut companions) = (false, Vec::new(), Vec::new());
     for (index, item) in list.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
@@ -147,8 +149,8 @@ fn convert_items(mut list: Value) -> Result<Converted, ConversionError> {
     Ok(Converted { object: list, changed, notes, companions })
 }
 
-/// Holds the result against the schema: what the server would drop or refuse is said here already. A manifest that
-/// was `v1beta1` before is left as it is, faults and all: they are its author's, not the conversion's.
+/// Checks the result against the schema and notes what the server would drop or refuse. A manifest
+/// that was already `v1beta1` is left alone: its errors do not come from the conversion.
 fn finish(
     document: Document,
     kind: &str,
@@ -181,7 +183,7 @@ fn finish(
     Ok(Converted { object, changed, notes, companions })
 }
 
-/// The companions that are not among the manifests themselves, each once.
+/// Returns the companions that are not among the manifests themselves, each once.
 pub fn missing_companions<'a>(converted: impl IntoIterator<Item = &'a Converted> + Clone) -> Vec<&'a Value> {
     let mut missing: Vec<&Value> = Vec::new();
     for companion in converted.clone().into_iter().flat_map(|converted| &converted.companions) {
@@ -197,14 +199,14 @@ pub fn missing_companions<'a>(converted: impl IntoIterator<Item = &'a Converted>
 }
 
 fn same_object(left: &Value, right: &Value) -> bool {
-    // An object without a namespace goes wherever the client points; two of the same manifest go to the same place.
+    // Objects without a namespace all go to the client's current one.
     ["/kind", "/metadata/name", "/metadata/namespace"]
         .iter()
         .all(|pointer| left.pointer(pointer) == right.pointer(pointer))
 }
 
-/// The pool for claims that named a template only, as upstream's migration makes it: no waiting sandboxes, so that
-/// claims are served by new ones, as before.
+/// Returns the pool for claims that named only a template, as upstream's migration makes it. It has
+/// no waiting sandboxes, so that claims get new ones, as before.
 fn shadow_pool(template: &str, namespace: Option<&Value>) -> Value {
     let mut metadata = Map::from_iter([("name".to_owned(), Value::from(shadow_pool_name(template)))]);
     if let Some(namespace) = namespace {
@@ -226,7 +228,8 @@ fn shadow_pool_name(template: &str) -> String {
     format!("shadow-pool-{template}")
 }
 
-/// Notes for objects of others that point at ours by an old version, such as an autoscaler's target.
+/// Returns notes for other objects that refer to ours by an old version, such as an autoscaler's
+/// target.
 fn old_references(manifest: &Value) -> Vec<Note> {
     fn walk(value: &Value, path: &str, notes: &mut Vec<Note>) {
         match value {

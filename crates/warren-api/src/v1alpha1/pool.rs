@@ -1,4 +1,5 @@
-//! SandboxWarmPool: the same but for spelling; drafts that described the sandbox in the pool get a template.
+//! SandboxWarmPool: only spellings have changed. Drafts that described the sandbox in the pool get
+//! a template.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,7 @@ use crate::{EXTENSIONS_GROUP, VERSION};
 
 pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionError> {
     for field in ["spec.size", "spec.minReady"] {
-        // Taken as a count first, so that a fault is reported under the name that the author used.
+        // Parse the count first, so that errors name the field that the author used.
         if let Some(count) = document.take_count(field)? {
             document.put(field, count)?;
             document.rename(field, "spec.replicas")?;
@@ -39,7 +40,7 @@ pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionE
     Ok(vec![template])
 }
 
-/// A pool that describes its sandboxes itself is split into a template of the same name and a pool.
+/// Splits a pool that describes its sandboxes itself into a template of the same name and a pool.
 fn inline_template(document: &mut Document) -> Result<Value, ConversionError> {
     let name = document.text("metadata.name")?.unwrap_or_default().to_owned();
     let mut metadata = Map::from_iter([("name".to_owned(), Value::from(name.clone()))]);

@@ -1,4 +1,4 @@
-//! Sandbox: `replicas` became `operatingMode`, and the shutdown fields stand directly in `spec`.
+//! Sandbox: `replicas` became `operatingMode`, and the shutdown fields moved into `spec`.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionE
     match document.take_count("spec.replicas")? {
         None => {}
         Some(0) => document.put("spec.operatingMode", "Suspended")?,
-        // The mode is left out where it is the default, so that a plain manifest stays plain.
+        // Leave out the default mode, so that a plain manifest stays plain.
         Some(1) => {}
         Some(count) => document.note(
             "spec.replicas",
@@ -37,7 +37,7 @@ pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionE
             "set `spec.shutdownTime`, or `spec.operatingMode: Suspended` when it is not needed",
         );
     }
-    // Counted by the scale subresource that Sandbox had; nothing reads it now.
+    // The former scale subresource used this; nothing reads it now.
     document.take("status.replicas");
     Ok(Vec::new())
 }

@@ -1,4 +1,4 @@
-//! SandboxTemplate: the policy that `v1alpha1` could only carry as an annotation is a field.
+//! SandboxTemplate: the policy that `v1alpha1` carried as an annotation is now a field.
 
 use serde_json::{Map, Value, json};
 
@@ -36,8 +36,8 @@ pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionE
     Ok(Vec::new())
 }
 
-/// Puts a pod that was described in the short form of early drafts (`image`, `resources`, … directly in the spec, or in
-/// `template.spec`) where it belongs.
+/// Converts a pod in the short form of early drafts (`image`, `resources`, … directly in the spec,
+/// or in `template.spec`).
 pub(super) fn convert_pod_template(document: &mut Document) -> Result<(), ConversionError> {
     if document.get("spec.podTemplate").is_some() {
         return Ok(());
@@ -70,7 +70,7 @@ pub(super) fn convert_pod_template(document: &mut Document) -> Result<(), Conver
     Ok(())
 }
 
-/// A spec that is a pod's spec, with a few fields of ours among it: the pod's fields move, ours stay.
+/// Moves the fields of a pod's spec out of a spec that mixes them with ours.
 fn move_pod_fields(document: &mut Document) -> Result<(), ConversionError> {
     let pod = Definitions::kubernetes().get("io.k8s.api.core.v1.PodSpec");
     for field in pod.and_then(|pod| pod["properties"].as_object()).into_iter().flat_map(Map::keys) {
@@ -80,7 +80,7 @@ fn move_pod_fields(document: &mut Document) -> Result<(), ConversionError> {
     Ok(())
 }
 
-/// A plain map of variables as the list that a container has.
+/// Converts a plain map of variables into the list that a container has.
 fn environment(value: Value) -> Value {
     match value {
         Value::Object(variables) => variables

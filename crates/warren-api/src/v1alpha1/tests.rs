@@ -1,9 +1,11 @@
+//! Tests of the conversion.
+
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
 use super::{ConversionError, convert, missing_companions};
 
-/// Converts a manifest and shows the result, then the notes, then what else is needed.
+/// Converts a manifest and compares the result, the notes and the companions.
 fn check(manifest: &str, expected: Expect) {
     let manifest: Value = serde_saphyr::from_str(manifest).expect("a YAML document");
     let shown = match convert(manifest) {

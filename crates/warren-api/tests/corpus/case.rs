@@ -1,20 +1,20 @@
-//! A case as a file: the author's part, then `expect:`, which only the test writes.
+//! The file of a case: the author's part, then `expect:`, which only the test writes.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What the author wrote.
+/// The author's part.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Script {
     /// The object to create.
     pub create: Value,
-    /// How the server should treat unknown fields in all steps: `Ignore` unless told.
+    /// The treatment of unknown fields in all steps. The default is `Ignore`.
     #[serde(default)]
     pub field_validation: FieldValidation,
-    /// What to do then.
+    /// The steps that follow.
     #[serde(default)]
     pub then: Vec<Step>,
 }
@@ -27,7 +27,7 @@ pub enum FieldValidation {
     Strict,
 }
 
-/// Something done to the object that was created.
+/// An operation on the created object.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Step {

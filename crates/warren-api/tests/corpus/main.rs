@@ -1,9 +1,9 @@
-//! Manifests, and what a Kubernetes API server makes of them.
+//! Manifests, and the answers of a Kubernetes API server.
 //!
-//! Every file below this folder is a case: an object to create, perhaps what to do to it then, and what the server
-//! answered. The answers were written by a real kube-apiserver and are compared with what one says now, word by
-//! word. `WARREN_TEST_KUBECONFIG` names another server to hold to the same answers; without it the test starts a real control
-//! plane of its own. `UPDATE_EXPECT=1` writes the answers anew.
+//! Every file below this folder is a case: an object to create, optional further steps, and the
+//! server's answers. A real kube-apiserver wrote the answers. They are compared word by word with
+//! current ones. `WARREN_TEST_KUBECONFIG` names another server to compare with. Without it the test
+//! starts a real control plane. `UPDATE_EXPECT=1` rewrites the answers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 

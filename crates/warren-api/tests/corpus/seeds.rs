@@ -1,7 +1,7 @@
-//! The example manifests of the documents that the project began from.
+//! The example manifests of the documents that the project began with.
 //!
-//! Each is converted as `warren migrate` does it. What comes out is accepted by the server, strictly; what does not is
-//! refused with a reason. Which of the two, and every note, is written in `tests/seed-manifests/expected.txt`.
+//! Each is converted like in `warren migrate`. The server must strictly accept the result, or
+//! refuse it with a reason. The outcome and all notes are in `tests/seed-manifests/expected.txt`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! A server with our CRDs and a namespace for one run, and how a case is played on it.
+//! A server with our CRDs and a namespace for one run; runs cases on it.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ use warren_testkit::kube::ControlPlane;
 
 use crate::case::{Case, FieldValidation, Step};
 
-/// Long enough for a server on a busy machine to establish our CRDs.
+/// The time limit for a busy server to establish our CRDs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Server {
@@ -20,7 +20,7 @@ pub struct Server {
     namespace: String,
 }
 
-/// What the server said: status code, warnings, body.
+/// The server's answer: status code, warnings, body.
 struct Answer {
     code: StatusCode,
     warnings: Vec<String>,
@@ -28,7 +28,8 @@ struct Answer {
 }
 
 impl Server {
-    /// Connects, registers our CRDs, waits until they are served, and makes a namespace for this run.
+    /// Connects, registers our CRDs, waits until they are served, and creates a namespace for this
+    /// run.
     pub async fn connect() -> Self {
         let kubeconfig = match std::env::var_os("WARREN_TEST_KUBECONFIG") {
             Some(path) => PathBuf::from(path),
@@ -73,7 +74,7 @@ impl Server {
         }
     }
 
-    /// Plays a case and says what the server answered to each step.
+    /// Runs a case and returns the server's answers to each step.
     pub async fn play(&self, case: &Case) -> Value {
         let script = &case.script;
         let name = case.path.file_stem().unwrap().to_str().unwrap();
@@ -117,11 +118,10 @@ impl Server {
         Value::Array(answers)
     }
 
-    /// Creates an object as it is, strictly; the server's reason if it refuses.
+    /// Creates an object with strict validation. The error is the server's message.
     pub async fn create(&self, object: &Value) -> Result<(), String> {
         let mut object = object.clone();
         if let Some(metadata) = object["metadata"].as_object_mut() {
-            // Every run has a namespace of its own.
             metadata.remove("namespace");
         }
         let path = format!("{}?fieldValidation=Strict", self.collection(&object));
@@ -158,14 +158,14 @@ impl Server {
     }
 }
 
-/// The text of a warning header such as `299 - "unknown field \"spec.colour\""`.
+/// Returns the text of a warning header such as `299 - "unknown field \"spec.colour\""`.
 fn text_of(warning: &str) -> String {
     let quoted = warning.trim_start_matches("299 - ");
     let text = quoted.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(quoted);
     text.replace(r#"\""#, "\"")
 }
 
-/// The server finds the faults of sibling fields in an order that changes from run to run; here they have one order.
+/// Sorts the causes: the server reports errors of sibling fields in random order.
 fn sort_causes(message: &mut String, causes: &mut [Value]) {
     causes.sort_by_key(|cause| (cause["field"].to_string(), cause["message"].to_string()));
     let told: Vec<String> = causes
@@ -184,7 +184,7 @@ fn sort_causes(message: &mut String, causes: &mut [Value]) {
 }
 
 impl Answer {
-    /// The parts that the case is about, and that are the same in every run.
+    /// Returns the parts that matter to the case and are the same in every run.
     fn shown(&self) -> Value {
         let mut shown = Map::from_iter([("code".to_owned(), Value::from(self.code.as_u16()))]);
         if !self.warnings.is_empty() {

@@ -1,5 +1,6 @@
-//! Cluster roles that are made of others: whoever labels a role `rbac.authorization.k8s.io/aggregate-to-view: "true"` adds
-//! its rules to `view`. On a real cluster a controller does this; here it is a task of the server.
+//! Aggregated cluster roles: the rules of a role labelled
+//! `rbac.authorization.k8s.io/aggregate-to-view: "true"` are added to the role `view`. On a real
+//! cluster a controller does this; here it is a task of the server.
 
 use std::sync::Arc;
 
@@ -22,14 +23,14 @@ pub(crate) async fn keep_aggregated(server: Arc<Inner>) {
                 change = watch.next() => change,
                 () = server.shutdown.cancelled() => return,
             };
-            // Cut off for being slow: begin again.
+            // The watch was cut off because it fell behind: start again.
             let Some(_) = change else { break };
             while watch.next_ready().is_some() {}
         }
     }
 }
 
-/// Brings every aggregated role up to date. What others write meanwhile wakes the caller again.
+/// Updates every aggregated role once. A concurrent write by another client wakes the caller again.
 async fn aggregate(server: &Inner) {
     for write in changes(&server.store) {
         match server.store.write_one(write).await {

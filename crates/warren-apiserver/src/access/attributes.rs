@@ -1,4 +1,4 @@
-//! What a request wants, as far as permission is concerned.
+//! The attributes of a request that authorization looks at.
 
 use http::Method;
 
@@ -6,30 +6,30 @@ use crate::query::Query;
 use crate::route::Route;
 use crate::status::ApiError;
 
-/// A request, or a question about one.
+/// A request, or a question about a request (an access review).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attributes<'a> {
-    /// On a resource, served or not.
+    /// A request on a resource. The resource need not exist on this server.
     Resource {
         verb: &'a str,
         group: &'a str,
         resource: &'a str,
-        /// Empty where there is none, like the two below.
+        /// Empty if absent, like `namespace` and `name`.
         subresource: &'a str,
         namespace: &'a str,
         name: &'a str,
     },
-    /// On any other path.
+    /// A request on any other path.
     Path { verb: &'a str, path: &'a str },
 }
 
 impl<'a> Attributes<'a> {
-    /// What a request with this path and query is about.
+    /// Returns the attributes of a request with this method, path and query.
     pub fn of(method: &Method, path: &'a str, route: &Route<'a>, query: &'a Query) -> Attributes<'a> {
         let Route::Resource(resource) = route else {
             return Attributes::Path { verb: path_verb(method), path };
         };
-        // A namespace lies in itself, so that a role in it can open it.
+        // A namespace counts as being inside itself, so that a role in it can grant access to it.
         let own_namespace =
             resource.name.filter(|_| resource.group.is_empty() && resource.plural == "namespaces");
         let selected = || {
@@ -69,7 +69,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The same, with another verb.
+    /// Returns the same attributes with another verb.
     pub fn with_verb<'b>(&self, verb: &'b str) -> Attributes<'b>
     where
         'a: 'b,
@@ -82,7 +82,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The answer to somebody who may not do this.
+    /// Returns the error for a user who is not allowed to do this.
     pub fn forbidden(&self, user: &str, reason: &str) -> ApiError {
         let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         match *self {

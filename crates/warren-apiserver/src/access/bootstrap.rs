@@ -1,5 +1,5 @@
-//! The roles and bindings that every cluster has from the start, as far as they are about kinds served here. Users may
-//! change them; what is missing at a start is made again.
+//! The default roles and bindings of every cluster, limited to the kinds served here. Users may
+//! change them. Missing ones are created again at the next start.
 
 use serde_json::{Value, json};
 
@@ -194,7 +194,7 @@ fn bindings() -> Vec<Value> {
     ]
 }
 
-/// The first objects, each with the resource that it belongs to.
+/// Returns the initial objects, each with the resource that it belongs to.
 pub(crate) fn first_objects() -> Vec<(String, Value)> {
     let resource = |plural: &str| format!("{plural}.{GROUP}");
     let roles = roles().into_iter().map(|role| (resource("clusterroles"), role));

@@ -1,5 +1,6 @@
-//! Nobody grants what they do not have: a role may say, and a binding may hand out, only what its author may do, unless
-//! the author holds the verb `escalate` or `bind`.
+//! Prevents privilege escalation: the rules of a role, or of the role that a binding refers to,
+//! must be covered by the permissions of the user who writes it. The verbs `escalate` and `bind`
+//! lift this limit.
 
 use serde_json::Value;
 use warren_store::Key;
@@ -11,7 +12,7 @@ use crate::metadata;
 use crate::server::Inner;
 use crate::status::{ApiError, Subject};
 
-/// Checks a role or binding before it is written. `old` is what it was.
+/// Checks a role or binding before it is written. `old` is the version that it replaces.
 pub(crate) fn check_escalation(
     server: &Inner,
     call: &Call<'_>,
@@ -62,7 +63,7 @@ pub(crate) fn check_escalation(
             let namespace = if plural == "roles" { call.namespace.unwrap_or_default() } else { "" };
             let key = Key::new(format!("{plural}.{GROUP}"), namespace, role_name);
             let Some(role) = server.store.newest(&key) else {
-                // The real server names the binding's resource here.
+                // kube-apiserver names the resource of the binding here, not that of the role.
                 let kind = &*definition.plural;
                 return Err(ApiError::not_found(Subject { group: GROUP, kind, name: role_name }));
             };

@@ -1,8 +1,9 @@
-//! Acting as somebody else, with the headers that `kubectl --as` sends.
+//! Impersonation: acting as another user, with the headers that `kubectl --as` sends.
 //!
-//! There are two ways to be allowed to. Whoever may `impersonate` a user does everything as that user. Whoever may
-//! `impersonate:user-info` one does only what the verbs `impersonate-on:user-info:…` say; service accounts and nodes have
-//! words of their own in place of `user-info`.
+//! There are two kinds of permission. The verb `impersonate` on a user allows everything that this
+//! user may do. The verb `impersonate:user-info` allows only the actions for which the sender also
+//! holds `impersonate-on:user-info:VERB`. For service accounts and nodes another word stands in
+//! place of `user-info`.
 
 use std::sync::Arc;
 
@@ -18,15 +19,15 @@ const USER: &str = "impersonate-user";
 const GROUP: &str = "impersonate-group";
 const UID: &str = "impersonate-uid";
 const EXTRA: &str = "impersonate-extra-";
-/// The group of what belongs to users and has no resource of its own.
+/// The API group of user attributes that have no resource of their own, such as `uids`.
 const AUTHENTICATION: &str = "authentication.k8s.io";
 
-/// Whether a request is to be carried out as somebody else.
+/// Returns true if the request has impersonation headers.
 pub(crate) fn is_asked_for(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with("impersonate-"))
 }
 
-/// Whom the headers name.
+/// The user that the headers ask for.
 struct Wanted {
     user: String,
     groups: Vec<String>,
@@ -53,7 +54,7 @@ impl Wanted {
         Ok(Wanted { user, groups: texts(GROUP), uid: first(UID), extra })
     }
 
-    /// Namespace and name, for a service account.
+    /// Returns namespace and name if the user is a service account.
     fn account(&self) -> Option<(&str, &str)> {
         self.user.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
@@ -62,8 +63,8 @@ impl Wanted {
         self.user.strip_prefix("system:node:")
     }
 
-    /// What stands for `user-info` where only this may be done as somebody else; nothing for accounts and nodes of which
-    /// more than the name is wanted.
+    /// Returns the word that stands for `user-info` in the verbs of constrained impersonation.
+    /// Returns `None` for service accounts and nodes if the request asks for more than the name.
     fn mode(&self) -> Option<&'static str> {
         let only_user = self.groups.is_empty() && self.uid.is_none() && self.extra.is_empty();
         match (self.node(), self.account()) {
@@ -73,7 +74,7 @@ impl Wanted {
         }
     }
 
-    /// Asks for the right to each thing that is wanted.
+    /// Checks the permission for each attribute that the headers ask for.
     fn check(
         &self,
         verb: &str,
@@ -111,7 +112,7 @@ impl Wanted {
     }
 }
 
-/// The user that a request is to be carried out as, if its sender may.
+/// Returns the user that a request acts as. Fails if the sender lacks the permission.
 pub(crate) fn impersonate(
     server: &Inner,
     sender: &Identity,
@@ -127,7 +128,7 @@ pub(crate) fn impersonate(
     });
     match within_bounds {
         Some(Ok(())) => {}
-        // What is said is what was missing first.
+        // If both kinds of permission are missing, report the first.
         Some(Err(first)) => wanted.check("impersonate", "", ask).map_err(|_| first)?,
         None => wanted.check("impersonate", "", ask)?,
     }

@@ -1,4 +1,4 @@
-//! The roles and bindings of a store, arranged by whom they are for.
+//! The roles and bindings of a store, indexed by subject.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,38 +9,38 @@ use warren_store::{Filter, ListRequest, Object, Store};
 use super::{Attributes, Rule, account_user};
 use crate::identity::Identity;
 
-/// Whether a request may go on.
+/// The result of an authorization check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
     Allowed {
-        /// Which binding allows it; empty for those who may do everything.
+        /// The binding that allows it. Empty for members of `system:masters`.
         reason: String,
     },
     Denied {
-        /// Bindings that could not be followed; empty where there is nothing to say.
+        /// The bindings whose roles do not exist. Empty if there are none.
         reason: String,
     },
 }
 
-/// Every binding, under the subject that it is for.
+/// All bindings, indexed by subject.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     users: HashMap<String, Vec<Grant>>,
     groups: HashMap<String, Vec<Grant>>,
 }
 
-/// One subject of one binding.
+/// The effect of one binding on one of its subjects.
 #[derive(Debug)]
 struct Grant {
-    /// Where it holds; everywhere if there is none.
+    /// The namespace where it holds; `None` means everywhere.
     namespace: Option<Arc<str>>,
-    /// The rules of the role; what to say where there is no such role.
+    /// The rules of the role, or the message if the role does not exist.
     rules: Result<Arc<[Rule]>, String>,
-    /// `RoleBinding "b/n" of Role "r" to User "u"`.
+    /// A text such as `RoleBinding "b/n" of Role "r" to User "u"`.
     description: String,
 }
 
-/// The roles of a store by namespace, empty for cluster roles, and name.
+/// The roles of a store by namespace and name. The namespace of a cluster role is empty.
 pub(super) type Roles = HashMap<(String, String), Arc<[Rule]>>;
 
 pub(super) fn list(store: &Store, plural: &str) -> Vec<Arc<Object>> {
@@ -112,7 +112,8 @@ impl Policy {
         }
     }
 
-    /// What is granted to a user in a namespace; with none, what holds everywhere.
+    /// Returns the grants of a user in a namespace. If the namespace is empty, returns only those
+    /// that hold everywhere.
     fn grants<'a>(&'a self, identity: &'a Identity, namespace: &'a str) -> impl Iterator<Item = &'a Grant> {
         let of_groups = identity.groups.iter().filter_map(|group| self.groups.get(group));
         let all = self.users.get(&identity.user).into_iter().chain(of_groups).flatten();
@@ -143,7 +144,7 @@ impl Policy {
         Decision::Denied { reason }
     }
 
-    /// Every rule that holds for a user in a namespace, and whether some could not be found.
+    /// Returns the rules that hold for a user in a namespace, and the messages about missing roles.
     pub fn rules(&self, identity: &Identity, namespace: &str) -> (Vec<Rule>, Vec<String>) {
         let (mut rules, mut broken) = (Vec::new(), Vec::new());
         for grant in self.grants(identity, namespace) {

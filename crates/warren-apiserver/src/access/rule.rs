@@ -1,4 +1,4 @@
-//! One rule of a role: which requests it allows, and which rules it covers.
+//! One rule of a role: matching against requests and against other rules.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct Rule {
     pub non_resource_urls: Vec<String>,
 }
 
-/// Stands for everything in each of a rule's lists.
+/// The wildcard in each list of a rule.
 const ALL: &str = "*";
 
 fn names(list: &[String], wanted: &str) -> bool {
@@ -27,7 +27,8 @@ fn names(list: &[String], wanted: &str) -> bool {
 }
 
 impl Rule {
-    /// The rules of a role. Roles were checked when they were written; what cannot be read grants nothing.
+    /// Parses the rules of a role. Roles are validated when they are written, so an unreadable rule
+    /// is skipped and grants nothing.
     pub fn list(rules: &Value) -> Vec<Rule> {
         let rules = rules.as_array().map(Vec::as_slice).unwrap_or_default();
         rules.iter().filter_map(|rule| Rule::deserialize(rule).ok()).collect()
@@ -49,7 +50,7 @@ impl Rule {
         }
     }
 
-    /// The rule taken apart into rules about one verb of one thing each.
+    /// Splits the rule into rules with one verb on one resource or path each.
     fn parts(&self) -> Vec<Rule> {
         let mut parts = Vec::new();
         let one = |text: &String| vec![text.clone()];
@@ -80,7 +81,8 @@ impl Rule {
         parts
     }
 
-    /// Whether everything that `part` allows is allowed by this rule. `part` is one of [`Rule::parts`].
+    /// Returns true if this rule allows everything that `part` allows. `part` comes from
+    /// [`Rule::parts`].
     fn covers_part(&self, part: &Rule) -> bool {
         let covers = |owned: &[String], wanted: &[String]| wanted.iter().all(|one| names(owned, one));
         let resource_covered = |wanted: &String| {
@@ -104,7 +106,7 @@ impl Rule {
                 .all(|url| self.non_resource_urls.iter().any(|owned| url_covers(owned, url)))
     }
 
-    /// The form that errors show.
+    /// Formats the rule as kube-apiserver's errors do.
     fn describe(&self) -> String {
         let lists = [
             ("APIGroups", &self.api_groups),
@@ -122,7 +124,7 @@ impl Rule {
     }
 }
 
-/// A list the way Go prints it.
+/// Formats a list the way Go prints it.
 pub(crate) fn quoted(list: &[String]) -> String {
     let quoted: Vec<String> = list.iter().map(|text| format!("{text:?}")).collect();
     format!("[{}]", quoted.join(" "))
@@ -152,11 +154,13 @@ fn url_covers(owned: &str, wanted: &str) -> bool {
         || owned.strip_suffix('*').is_some_and(|prefix| wanted_prefix.starts_with(prefix))
 }
 
-/// What of `wanted` no rule of `owned` covers, described; sorted, with the verbs of one resource together.
+/// Describes the parts of `wanted` that no rule of `owned` covers. The result is sorted, with the
+/// verbs of one resource joined.
 pub(super) fn missing(owned: &[Rule], wanted: &[Rule]) -> Vec<String> {
     let parts = wanted.iter().flat_map(Rule::parts);
     let uncovered = parts.filter(|part| !owned.iter().any(|rule| rule.covers_part(part)));
-    // What a rule is about, as text: verbs of the same thing come together, those of paths do not.
+    // The key identifies the resource, so that its verbs are joined. Each path keeps a key of its
+    // own.
     let mut compact: BTreeMap<String, Rule> = BTreeMap::new();
     for part in uncovered {
         let thing = match part.resources.is_empty() {

@@ -1,5 +1,6 @@
-//! Service-account tokens: JSON web tokens signed with a key of the data directory. A token is good until it expires, for
-//! as long as its account, and the object that it is bound to, are the ones that it was made for.
+//! Service-account tokens: JSON web tokens signed with a key of the data directory. A token is
+//! valid until it expires, as long as its account and the object that it is bound to still exist
+//! with the same UIDs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,33 +18,33 @@ use warren_store::{Key, Store};
 
 use crate::identity::Identity;
 
-/// Who issues the tokens, and for whom they are unless a request says otherwise. Clients of a real cluster see the same.
+/// The issuer, and the default audience, of the tokens. It is the same as on a real cluster.
 pub(crate) const AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
-/// What a client with a bad token learns about it.
+/// The message for a client with an invalid token.
 pub(crate) const REFUSED: &str = "invalid bearer token";
-/// Verified tokens that are remembered, so that a client pays for the signature once and not with every request.
+/// The number of verified tokens that are cached. A cached token's signature is not verified again.
 const REMEMBERED: usize = 1024;
 
-/// The key that tokens are signed with.
+/// The private key that signs tokens.
 pub struct SigningKey {
     pair: EcdsaKeyPair,
     id: String,
 }
 
-/// A key that cannot be used.
+/// The error for an unusable key.
 #[derive(Debug, Error)]
 #[error("use a signing key: {0}")]
 pub struct SigningKeyError(String);
 
 impl SigningKey {
-    /// A key that lasts as long as the process.
+    /// Generates a key that is not stored anywhere.
     pub fn generate() -> Result<SigningKey, SigningKeyError> {
         let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new())
             .map_err(|error| SigningKeyError(error.to_string()))?;
         SigningKey::from_pkcs8(document.as_ref())
     }
 
-    /// A P-256 key in PKCS#8 form.
+    /// Reads a P-256 key in PKCS#8 form.
     pub fn from_pkcs8(key: &[u8]) -> Result<SigningKey, SigningKeyError> {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key, &SystemRandom::new())
             .map_err(|error| SigningKeyError(error.to_string()))?;
@@ -76,7 +77,7 @@ impl std::fmt::Debug for SigningKey {
     }
 }
 
-/// What a token says. The names are those of the real server's tokens.
+/// The claims of a token, named as in kube-apiserver's tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claims {
     pub aud: Vec<String>,
@@ -90,7 +91,7 @@ pub(crate) struct Claims {
     pub sub: String,
 }
 
-/// Whom and what a token is bound to.
+/// The account and the object that a token is bound to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bound {
     pub namespace: String,
@@ -111,7 +112,7 @@ pub(crate) struct BoundObject {
 }
 
 impl Claims {
-    /// A token for an account, valid from now on.
+    /// Creates the claims of a token that is valid from now on.
     pub fn new(
         namespace: &str,
         account: BoundObject,
@@ -152,7 +153,7 @@ impl Claims {
             && exists("serviceaccounts", namespace, &bound.serviceaccount)
             && bound.pod.as_ref().is_none_or(|pod| exists("pods", namespace, pod))
             && bound.secret.as_ref().is_none_or(|secret| exists("secrets", namespace, secret))
-            // The node of a pod is only mentioned; a node on its own is what the token is bound to.
+            // If the token is bound to a pod, its node is informational and is not checked.
             && (bound.pod.is_some() || bound.node.as_ref().is_none_or(|node| exists("nodes", "", node)))
     }
 
@@ -177,36 +178,37 @@ impl Claims {
     }
 }
 
-/// The name that a service account acts under.
+/// Returns the user name of a service account.
 pub(crate) fn account_user(namespace: &str, name: &str) -> String {
     format!("system:serviceaccount:{namespace}:{name}")
 }
 
-/// The groups that every account of a namespace is in.
+/// Returns the groups of every service account in a namespace.
 pub(crate) fn account_groups(namespace: &str) -> Vec<String> {
     vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]
 }
 
-/// What a token that was verified says.
+/// The claims and the user of a verified token.
 type Verified = (Arc<Claims>, Arc<Identity>);
 
-/// What service accounts need of the server.
+/// The settings and state of service-account tokens.
 pub struct Accounts {
     key: SigningKey,
     root_certificate: String,
-    /// Whether pods that do not say whether they want it, and whose account does not either, get a volume with a token of
-    /// their account.
+    /// The default of `automountServiceAccountToken`, for pods that do not set it and whose account
+    /// does not either. True adds a volume with the account's token.
     pub token_volumes: bool,
     remembered: Mutex<HashMap<String, Verified>>,
 }
 
 impl Accounts {
-    /// Tokens signed with a key; `root_certificate` is the authority, in PEM form, that clients in pods trust.
+    /// Creates tokens with the given key. `root_certificate` is the PEM certificate of the
+    /// authority that clients in pods trust.
     pub fn new(key: SigningKey, root_certificate: String) -> Accounts {
         Accounts { key, root_certificate, token_volumes: false, remembered: Mutex::default() }
     }
 
-    /// For a server that nothing outlasts: tokens of a new key, and no authority.
+    /// Uses a new key and no authority. For servers whose data does not outlast the process.
     pub fn temporary() -> Result<Accounts, SigningKeyError> {
         Ok(Accounts::new(SigningKey::generate()?, String::new()))
     }
@@ -219,7 +221,7 @@ impl Accounts {
         self.key.sign(claims)
     }
 
-    /// Whose token this is, and for which of these audiences, if it is for any.
+    /// Verifies a token. Returns its user, and those of `audiences` that the token is valid for.
     pub(crate) fn authenticate(
         &self,
         token: &str,

@@ -1,4 +1,5 @@
-//! From the bytes of a request to an object of the kind that its path names: reading, types, unknown fields.
+//! Decoding: from the body of a request to an object of the kind that the path names. Reads the
+//! text, checks types and handles unknown fields.
 
 use serde_json::{Map, Value};
 
@@ -11,18 +12,18 @@ use crate::schema::{
 };
 use crate::status::ApiError;
 
-/// An object as decoded, with the warnings to send along.
+/// A decoded object and the warnings for its sender.
 pub(crate) struct Decoded {
     pub object: Value,
     pub warnings: Vec<String>,
 }
 
-/// Reads a body as JSON, YAML or Kubernetes' protobuf; `message` is the type that it should be.
+/// Parses a body as JSON, YAML or Kubernetes' protobuf. `message` names the expected type.
 pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Value, ApiError> {
     parse_tree(content_type, body, message).map(|tree| tree.value)
 }
 
-/// Like [`parse`], with the fields that were there twice.
+/// Parses a body like [`parse`] and also returns the duplicate fields.
 fn parse_tree(content_type: &str, body: &[u8], message: &str) -> Result<Tree, ApiError> {
     let kind = message.rsplit('.').next().unwrap_or(message);
     let unrecognized = |cause: String| {
@@ -61,7 +62,7 @@ fn parse_tree(content_type: &str, body: &[u8], message: &str) -> Result<Tree, Ap
     }
 }
 
-/// The beginning of a body, as text if it looks like an object.
+/// Returns the beginning of a body for error messages.
 fn summary(body: &[u8]) -> String {
     const LONGEST: usize = 30;
     let (shown, more) = match body.get(..LONGEST) {
@@ -75,7 +76,7 @@ fn summary(body: &[u8]) -> String {
     }
 }
 
-/// The body of a request that creates or replaces an object of the kind in the path.
+/// Parses the body of a request that creates or replaces an object.
 pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Tree, ApiError> {
     let message: &str = match call.target.version().schema.source {
         SchemaSource::Builtin(message) => message,
@@ -87,7 +88,8 @@ pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Tree, ApiErro
     Ok(tree)
 }
 
-/// A body that does not say what it is, or says what cannot be, is not looked at any further.
+/// Checks that `kind` and `apiVersion` are present and well formed. Nothing else is checked without
+/// them.
 fn check_named(call: &Call<'_>, object: &Value, body: &[u8]) -> Result<(), ApiError> {
     let definition = &call.target.definition;
     let unrecognized = |cause: String| {
@@ -112,7 +114,8 @@ fn check_named(call: &Call<'_>, object: &Value, body: &[u8]) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Checks that an object is of the kind and version that the path says, and drops what its schema does not know.
+/// Checks that an object has the kind and version of the path, and removes the fields that its
+/// schema does not know.
 pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
     let Tree { value: mut object, duplicates } = tree;
     crate::limits::check_depth(&object)?;
@@ -167,7 +170,7 @@ pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
         })?;
     }
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        // An empty list of managers means something: to forget those there are.
+        // Keep an empty `managedFields` list: it is a request to clear the managers.
         metadata
             .retain(|name, value| name == "managedFields" || !value.as_array().is_some_and(Vec::is_empty));
     }
@@ -196,7 +199,7 @@ pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
     Ok(Decoded { object, warnings })
 }
 
-/// The place of the first byte in a map's values that is not base64.
+/// Checks that the values of a map are base64. The error is the position of the first invalid byte.
 fn check_base64(map: &Value) -> Result<(), usize> {
     use base64::Engine as _;
     let mut values = map.as_object().into_iter().flat_map(Map::values).filter_map(Value::as_str);
@@ -214,12 +217,13 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     };
     for (field, wanted) in [("apiVersion", api_version), ("kind", kind)] {
         match object.get(field).and_then(Value::as_str).unwrap_or_default() {
-            // A typed path says it already.
+            // The path implies kind and version of a built-in type, so the body may omit them.
             "" if !target.definition.custom => {
                 object.insert(field.to_owned(), wanted.into());
             }
             actual if actual == wanted => {}
-            // Another kind is a mistake in the object's contents there, found with all others.
+            // For custom resources a wrong kind is a validation error and is reported with the
+            // others.
             _ if field == "kind" && target.definition.custom => {}
             actual if field == "kind" => {
                 return Err(ApiError::bad_request(format!(
@@ -246,7 +250,7 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
             }
         }
     }
-    // Kind and version stand first, where a list can leave them out without reading the object.
+    // Move kind and version to the front: a list can then strip them without parsing the object.
     if !object.keys().take(2).eq(["kind", "apiVersion"]) {
         for field in ["apiVersion", "kind"] {
             if let Some(value) = object.shift_remove(field) {
@@ -254,7 +258,7 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
             }
         }
     }
-    // The types of the built-in kinds are checked one and all, a little later.
+    // Built-in kinds get a full type check later.
     if target.definition.custom
         && !object.get("metadata").is_none_or(|metadata| metadata.is_object() || metadata.is_null())
     {
@@ -263,7 +267,7 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What is wrong with an object of another group or version.
+/// Returns the error for an object of another group or version.
 fn unregistered(target: &Target, api_version: &str, sent: &str) -> ApiError {
     let kind = &target.definition.kind;
     let version = api_version.rsplit('/').next().unwrap_or_default();

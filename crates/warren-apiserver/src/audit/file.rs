@@ -9,46 +9,46 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// Where the audit log is and how large it may become.
+/// The place and the size limits of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditConfig {
-    /// The file; older ones lie beside it as `PATH.1`, `PATH.2`….
+    /// The path of the current file. Older files are beside it as `PATH.1`, `PATH.2`….
     pub path: PathBuf,
-    /// When a file has this many bytes, the next one is begun.
+    /// The size in bytes at which the file is rotated.
     pub largest_file: u64,
-    /// How many older files are kept.
+    /// The number of older files that are kept.
     pub older_files: usize,
 }
 
 impl AuditConfig {
-    /// A log of some 60 MiB at most: at one write a second about two days, and no surprise on a small disk.
+    /// Limits the log to some 64 MiB: about two days at one write per second, and little on a small
+    /// disk.
     pub fn new(path: PathBuf) -> AuditConfig {
         AuditConfig { path, largest_file: 16 << 20, older_files: 3 }
     }
 }
 
-/// Why there is no audit log.
+/// An error while opening the audit log.
 #[derive(Debug, Error)]
 pub enum AuditError {
     /// The file could not be opened.
     #[error("open audit log {}", path.display())]
     Open {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// No thread for it.
+    /// The writer thread could not be started.
     #[error("start the thread of the audit log")]
     Thread(#[source] io::Error),
 }
 
-/// What the thread is told.
+/// A message to the writer thread.
 pub(super) enum Message {
-    /// A whole line.
     Line(Vec<u8>),
-    /// Write what is there and end.
+    /// Write the queued lines and end.
     End,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct LogFile {
     config: AuditConfig,
     file: File,
     size: u64,
-    /// Whether the file ends in the middle of a line, because the disk was full.
+    /// True if the file ends in the middle of a line, because the disk was full.
     torn: bool,
-    /// Whether the last write failed: said once, not for every line.
+    /// True if the last write failed. The failure is logged once, not for every line.
     failing: bool,
 }
 
@@ -67,7 +67,7 @@ impl LogFile {
         let failed = |source| AuditError::Open { path: config.path.clone(), source };
         let file = append_to(&config.path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
-        // The last line of a killed process may be half a line. An empty line more does no harm.
+        // A killed process may have left half a line. If not, an empty line does no harm.
         Ok(LogFile { config: config.clone(), file, size, torn: size > 0, failing: false })
     }
 
@@ -87,7 +87,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Each file takes the place of the next older one; the oldest is overwritten.
+    /// Renames each file to the next older name. The oldest is overwritten.
     fn rotate(&mut self) -> io::Result<()> {
         let path = |age: usize| match age {
             0 => self.config.path.clone(),
@@ -130,10 +130,11 @@ fn append_to(path: &Path) -> io::Result<File> {
     File::options().create(true).append(true).mode(0o600).open(path)
 }
 
-/// How long the first line waits for others: waking a thread for each of them costs more than writing them.
+/// The time that the first line waits for more: waking the thread for each line costs more than
+/// writing it.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// Writes lines until told to end, as many at once as have come in.
+/// Writes lines in batches until told to end.
 #[expect(
     clippy::disallowed_methods,
     reason = "what is waited for is more lines, and each of them must not wake us"

@@ -1,3 +1,5 @@
+//! Tests of the audit log.
+
 use std::path::Path;
 
 use super::file::{AuditConfig, LogFile, Message};

@@ -1,12 +1,12 @@
-//! The rules that make a schema structural, in the words of the real server. Errors name the schema by the path that it
-//! has there: with one version, or the same schema in all of them, that is `spec.validation`.
+//! Checks that a schema is structural, with kube-apiserver's messages. If there is one version, or
+//! all versions have the same schema, error paths begin with `spec.validation`, as they do there.
 
 use serde_json::Value;
 
 use crate::schema::rule_error;
 use crate::status::FieldError;
 
-/// Where a schema stands.
+/// The position of a schema in the tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Root,
@@ -14,7 +14,7 @@ enum Level {
     Item,
 }
 
-/// Nesting beyond which nobody looks; the compiler refuses such a schema anyway.
+/// The maximum depth of the walk. The compiler refuses deeper schemas.
 const DEEPEST: usize = 64;
 
 pub(super) fn validate(schema: &Value, path: &str, errors: &mut Vec<FieldError>) {
@@ -34,7 +34,7 @@ fn node(schema: &Value, level: Level, path: &str, depth: usize, errors: &mut Vec
         node(&schema["items"], Level::Item, &format!("{path}.items"), depth + 1, errors);
     }
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        // The server has its own idea of metadata, whatever the schema says.
+        // `metadata` has a fixed schema, whatever the definition says.
         if level == Level::Root && name == "metadata" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Small kinds of the cluster itself: nodes, runtime classes, leases.
+//! Small kinds of the cluster: nodes, runtime classes, leases.
 
 use serde_json::{Value, json};
 
@@ -55,14 +55,14 @@ pub(super) static LEASE: Behaviour = Behaviour {
 };
 
 fn default_node(node: &mut Value) {
-    // Either form of the range stands for both.
+    // `podCIDR` and the first of `podCIDRs` are the same value: fill in the missing one.
     let spec = &node["spec"];
     match (spec["podCIDR"].as_str(), spec["podCIDRs"][0].as_str()) {
         (Some(range), first) if first != Some(range) => node["spec"]["podCIDRs"] = json!([range]),
         (None, Some(range)) => node["spec"]["podCIDR"] = range.to_owned().into(),
         _ => {}
     }
-    // What is not set apart can be allocated.
+    // Without `allocatable`, the whole capacity can be allocated.
     if node["status"].get("allocatable").is_none()
         && let Some(capacity) = node["status"].get("capacity").cloned()
     {
@@ -75,7 +75,7 @@ fn validate_node(node: &Value, errors: &mut Vec<FieldError>) {
     let taints = node["spec"]["taints"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, taint) in taints.iter().enumerate() {
         let effect = taint["effect"].as_str().unwrap_or_default();
-        // The real server says metadata here, too.
+        // kube-apiserver's path begins with `metadata` here, although taints are in the spec.
         let path = format!("metadata.taints[{index}]");
         crate::metadata::check_qualified_name(
             taint["key"].as_str().unwrap_or_default(),

@@ -24,7 +24,7 @@ pub(crate) const AGE: Column = Column {
 
 pub(crate) const NAME_AND_AGE: &[Column] = &[NAME, AGE];
 
-/// Roles have no columns of their own; these are what every kind has.
+/// The columns of roles: the default ones.
 pub(super) const ROLE: &[Column] = &[
     NAME,
     Column {
@@ -500,7 +500,7 @@ fn age(object: &Value, now: Timestamp) -> Value {
     since(&object["metadata"]["creationTimestamp"], now)
 }
 
-/// How long ago a timestamp was, as kubectl writes it.
+/// Formats the age of a timestamp as kubectl does.
 pub(crate) fn since(timestamp: &Value, now: Timestamp) -> Value {
     let Some(then) = timestamp.as_str().and_then(|text| text.parse::<Timestamp>().ok()) else {
         return "<unknown>".into();
@@ -508,7 +508,7 @@ pub(crate) fn since(timestamp: &Value, now: Timestamp) -> Value {
     human_duration(now.as_second() - then.as_second()).into()
 }
 
-/// Two units at most, as `duration.HumanDuration` gives them.
+/// Formats a duration in at most two units, like `duration.HumanDuration`.
 fn human_duration(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     let pair = |big: i64, big_unit: &str, small: i64, small_unit: &str| match small {
@@ -580,7 +580,7 @@ fn pod_ready(pod: &Value) -> Value {
     format!("{ready}/{total}").into()
 }
 
-/// The word in the Status column: the first reason found, from the outside in.
+/// Returns the text of the Status column: the reason of the pod, else of its containers.
 fn pod_status(pod: &Value) -> String {
     let status = &pod["status"];
     let mut reason =
@@ -711,7 +711,7 @@ fn slice_endpoints(slice: &Value) -> Value {
     some_of(addresses.filter_map(|address| Some(address.as_str()?.to_owned())).collect(), "<unset>")
 }
 
-/// The first three, and how many more there are.
+/// Joins the first three items and adds the number of the rest.
 fn some_of(all: Vec<String>, nothing: &str) -> Value {
     match all.len() {
         0 => nothing.into(),

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets: keys, sizes and what must be in secrets of a known type.
+//! ConfigMaps and Secrets: keys, sizes and the required fields of known secret types.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{Behaviour, PLAIN, child, set_default};
 use crate::status::{FieldError, Problem};
 
-/// The most that the values of one object may hold together.
+/// The maximum total size of one object's values, in bytes.
 const LARGEST: usize = 1 << 20;
 const KEY_RULE: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
 const FROZEN: &str = "field is immutable when `immutable` is set";
@@ -35,7 +35,7 @@ pub(super) static SECRET: Behaviour = Behaviour {
 fn default_secret(secret: &mut Value) {
     let Some(secret) = secret.as_object_mut() else { return };
     set_default(secret, "type", "Opaque");
-    // `stringData` is the write-only convenience that becomes `data`.
+    // `stringData` is write-only: its values move to `data`.
     if let Some(Value::Object(strings)) = secret.shift_remove("stringData")
         && let Some(data) = child(secret, "data")
     {
@@ -64,7 +64,7 @@ fn validate_config_map(map: &Value, errors: &mut Vec<FieldError>) {
         size += decoded_length(value);
     }
     if size > LARGEST {
-        // The whole object is meant, and this is how the real server prints that.
+        // The error is about the whole object, which kube-apiserver prints like this.
         errors.push(FieldError { field: "[]".to_owned(), problem: Problem::TooLong(LARGEST) });
     }
 }

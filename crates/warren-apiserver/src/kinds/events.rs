@@ -1,4 +1,5 @@
-//! Events are stored in their core form; `events.k8s.io/v1` is the same object under other field names.
+//! Events. They are stored in their core form; `events.k8s.io/v1` shows the same object under other
+//! field names.
 
 use serde_json::{Map, Value};
 
@@ -8,13 +9,13 @@ use crate::status::FieldError;
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour { create_on_update: true, default, validate, ..PLAIN };
 
-/// Through `events.k8s.io/v1` an event must be one of the new kind.
+/// The behaviour of `events.k8s.io/v1`, which has stricter validation.
 pub(super) static NEW_BEHAVIOUR: Behaviour =
     Behaviour { create_on_update: true, default, validate: validate_new, ..PLAIN };
 
 pub(super) static CONVERSION: Conversion = Conversion { from_stored, to_stored };
 
-/// These are always written out.
+/// Adds the fields that are always present.
 fn default(event: &mut Value) {
     let Some(event) = event.as_object_mut() else { return };
     for time in ["eventTime", "firstTimestamp", "lastTimestamp"] {
@@ -25,7 +26,7 @@ fn default(event: &mut Value) {
     }
 }
 
-/// The pairs `events.k8s.io/v1` name, core name.
+/// Pairs of the `events.k8s.io/v1` name and the core name.
 const RENAMED: &[(&str, &str)] = &[
     ("regarding", "involvedObject"),
     ("note", "message"),
@@ -39,7 +40,7 @@ const RENAMED: &[(&str, &str)] = &[
 fn from_stored(event: &mut Value) {
     rename(event, |(new, core)| (core, new));
     if let Some(event) = event.as_object_mut() {
-        // Always written in the core form, and left out of this one where they are empty.
+        // The core form always has these fields; this form omits them if they are empty.
         event.retain(|name, value| {
             !(matches!(name.as_str(), "reportingController" | "reportingInstance") && value == "")
         });
@@ -50,7 +51,7 @@ fn to_stored(event: &mut Value) {
     rename(event, |(new, core)| (new, core));
     if let Some(event) = event.as_object_mut() {
         event.insert("apiVersion".to_owned(), "v1".into());
-        // Required there, and read by older clients.
+        // The core form requires `source`, and older clients read it.
         event.entry("source").or_insert_with(|| Value::Object(Map::new()));
     }
 }
@@ -70,7 +71,7 @@ fn rename(
 
 fn validate_new(event: &Value, errors: &mut Vec<FieldError>) {
     validate(event, errors);
-    // What exists is not held to this again.
+    // These rules hold for new events only.
     if event["metadata"].get("resourceVersion").is_some() {
         return;
     }

@@ -1,10 +1,10 @@
-//! The names that the real server's own types have, for the one error that shows them: a value of the wrong type. Read
-//! from the embedded schemas when such an error happens, so that nobody else pays for it.
+//! The names of kube-apiserver's own Go types, for the error about a value of the wrong type. The
+//! embedded schemas are parsed only when such an error happens.
 
 use serde_json::{Map, Value};
 
-/// How the real server describes a field of a built-in kind: the path with the structure that has the field, and its
-/// type. `path` names no list indices.
+/// Returns the path of a field, beginning with the Go structure that has it, and its Go type.
+/// `path` has no list indices.
 pub(crate) fn describe(kind: &str, path: &str) -> (String, String) {
     let components = super::builtin_schemas();
     let mut owner = kind.to_owned();
@@ -17,7 +17,7 @@ pub(crate) fn describe(kind: &str, path: &str) -> (String, String) {
             shown.push(segment);
             at = Some(property);
         } else {
-            // The key of a map, which may have dots of its own.
+            // A key of a map. It may contain dots.
             at = node.and_then(|node| node.get("additionalProperties"));
             break;
         }
@@ -26,7 +26,8 @@ pub(crate) fn describe(kind: &str, path: &str) -> (String, String) {
     (format!("{owner}.{}", shown.join(".")), at.map_or_else(String::new, go_type))
 }
 
-/// Follows references and lists to the thing that has fields; also the name of its type, if it has one.
+/// Follows references and lists to the type that has fields. Also returns the name of that type, if
+/// it has one.
 fn resolve<'a>(
     mut at: Option<&'a Value>,
     components: &'a Map<String, Value>,

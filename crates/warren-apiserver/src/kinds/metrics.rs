@@ -1,4 +1,4 @@
-//! `metrics.k8s.io`: what pods and nodes use. Nothing of it is stored: the nodes are asked.
+//! `metrics.k8s.io`: the resource usage of pods and nodes. It is not stored: the nodes are asked.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::definition::Column;
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour { verbs: &["get", "list"], measured: true, ..PLAIN };
 
-/// As the metrics server shows them.
+/// The columns that the metrics server shows.
 pub(super) const COLUMNS: &[Column] = &[
     NAME,
     Column { name: "cpu", cell: |object, _| uses(object, "cpu"), ..COLUMN },
@@ -16,7 +16,7 @@ pub(super) const COLUMNS: &[Column] = &[
     Column { name: "Window", cell: |object, _| object["window"].clone(), ..COLUMN },
 ];
 
-/// The use of a node, or of each container of a pod.
+/// Returns the usage of a node, or the total of a pod's containers.
 fn uses(object: &Value, resource: &str) -> Value {
     match &object["containers"] {
         Value::Array(containers) => {

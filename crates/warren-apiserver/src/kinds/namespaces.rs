@@ -1,10 +1,12 @@
+//! Namespaces.
+
 use serde_json::{Value, json};
 
 use super::{Behaviour, NameRule, PLAIN, child};
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     default: |namespace| {
-        // The label that network policies select namespaces by.
+        // Network policies select namespaces by this label.
         let name = namespace["metadata"]["name"].clone();
         if let Some(metadata) = namespace.get_mut("metadata").and_then(Value::as_object_mut)
             && let Some(labels) = child(metadata, "labels")
@@ -19,7 +21,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
         namespace["spec"] = json!({"finalizers": finalizers});
         namespace["status"] = json!({"phase": "Active"});
     },
-    // Only the finalize subresource changes these.
+    // Only the finalize subresource may change these.
     prepare_update: |new, old| {
         new["spec"] = old["spec"].clone();
     },

@@ -52,7 +52,7 @@ fn default_policy(object: &mut Value) {
         }
         spec.insert("policyTypes".to_owned(), types.into());
     }
-    // An empty list of rules is written as none.
+    // An empty list of rules is stored as no list.
     if spec.get("ingress").is_some_and(|rules| items(rules).is_empty()) {
         spec.shift_remove("ingress");
     }
@@ -93,7 +93,6 @@ fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// A label selector of an object.
 pub(super) fn validate_selector(selector: &Value, path: &str, errors: &mut Vec<FieldError>) {
     validate_labels(&selector["matchLabels"], &format!("{path}.matchLabels"), errors);
     for (index, expression) in items(&selector["matchExpressions"]).iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Pods: their first status, what may change later, how long a deletion waits. Defaults and checks have their own files.
+//! Pods: first status, rules for updates, and the grace period. Defaults and validation have files
+//! of their own.
 
 use serde_json::{Map, Value, json};
 
@@ -42,14 +43,14 @@ fn prepare_update(new: &mut Value, old: &Value) {
     keep_class(new, old);
 }
 
-/// The class is decided once, at creation.
+/// Keeps the QoS class, which is fixed at creation.
 fn keep_class(new: &mut Value, old: &Value) {
     if let Some(class) = old["status"].get("qosClass") {
         new["status"]["qosClass"] = class.clone();
     }
 }
 
-/// A pod that no node has taken yet, or that has ended, has nobody to be graceful for.
+/// Returns the grace period. It is zero for a pod that has ended or that no node has taken.
 fn grace_period(pod: &Value, requested: Option<i64>) -> i64 {
     let spec = &pod["spec"];
     let wanted = requested.or_else(|| spec["terminationGracePeriodSeconds"].as_i64()).unwrap_or(30);
@@ -107,7 +108,7 @@ fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
         restore(spec, before, "schedulingGates");
     }
     if comparable != *before {
-        // The real server prints a diff of the two specs after the sentence; the fields say enough here.
+        // kube-apiserver appends a diff of the two specs. It is left out here.
         errors.push(FieldError::forbidden("spec", IMMUTABLE));
     }
 }

@@ -1,5 +1,5 @@
-//! The defaults that the real server gives a pod, and what its standard admission plugins for priority and tolerations
-//! add: those are the server's own, and no manager's.
+//! The defaults of pods, and the fields that kube-apiserver's admission plugins for priority and
+//! tolerations add. The plugins' fields have no manager.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ pub(super) fn default(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     default_spec(spec);
     if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|seconds| seconds < 0) {
-        // Once that meant at once, and is now the shortest wait that there is.
+        // A negative value used to mean no wait. Today it means the shortest one.
         spec.insert("terminationGracePeriodSeconds".to_owned(), 1.into());
     }
     set_default(spec, "enableServiceLinks", true);
@@ -25,14 +25,14 @@ pub(super) fn default(pod: &mut Value) {
     });
 }
 
-/// Fills in what a pod and a template for pods have in common.
+/// Fills in the defaults that pods and pod templates share.
 pub(super) fn default_spec(spec: &mut Map<String, Value>) {
     set_default(spec, "restartPolicy", "Always");
     set_default(spec, "terminationGracePeriodSeconds", 30);
     set_default(spec, "dnsPolicy", "ClusterFirst");
     set_default(spec, "securityContext", Map::new());
     set_default(spec, "schedulerName", "default-scheduler");
-    // Either name of the service account stands for both.
+    // Both names of the service account get the same value.
     if let Some(account) = spec.get("serviceAccountName").or_else(|| spec.get("serviceAccount")).cloned() {
         spec.insert("serviceAccountName".to_owned(), account.clone());
         spec.insert("serviceAccount".to_owned(), account);
@@ -60,7 +60,7 @@ fn default_host_ports(container: &mut Map<String, Value>) {
     }
 }
 
-/// What the admission plugins add.
+/// Adds the fields of the admission plugins.
 pub(super) fn admit(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     set_default(spec, "priority", 0);
@@ -74,7 +74,7 @@ fn default_status(status: &mut Map<String, Value>) {
     }
     let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
     for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
-        // Times that are not known are written out as such.
+        // Unknown times are written out as null.
         set_default(condition, "lastProbeTime", Value::Null);
         set_default(condition, "lastTransitionTime", Value::Null);
     }
@@ -143,7 +143,7 @@ fn default_http_get(handler: &mut Map<String, Value>) {
     }
 }
 
-/// A limit without a request is also the request.
+/// Sets each missing request to the limit.
 fn default_requests(container: &mut Map<String, Value>) {
     let Some(resources) = container.get_mut("resources").and_then(Value::as_object_mut) else { return };
     let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() else { return };
@@ -190,7 +190,8 @@ fn default_field_reference(item: &mut Value) {
     }
 }
 
-/// An image by tag `latest`, or without a tag and digest, is pulled each time.
+/// Returns true for an image with the tag `latest`, or without tag and digest: it is pulled each
+/// time.
 fn pulls_always(image: &str) -> bool {
     let name = image.rsplit('/').next().unwrap_or(image);
     if name.contains('@') {
@@ -199,7 +200,7 @@ fn pulls_always(image: &str) -> bool {
     name.rsplit_once(':').is_none_or(|(_, tag)| tag == "latest")
 }
 
-/// Guaranteed, Burstable or BestEffort, from the requests and limits of CPU and memory.
+/// Returns Guaranteed, Burstable or BestEffort, from the requests and limits of CPU and memory.
 pub(super) fn quality_of_service(spec: &Value) -> &'static str {
     let containers = ["containers", "initContainers"]
         .into_iter()
@@ -210,7 +211,7 @@ pub(super) fn quality_of_service(spec: &Value) -> &'static str {
         for resource in ["cpu", "memory"] {
             let quantity = |kind: &str| {
                 let value = &container["resources"][kind][resource];
-                // Zero counts as none.
+                // Zero counts as not set.
                 (!value.is_null() && *value != "0" && *value != 0).then(|| value.clone())
             };
             let (request, limit) = (quantity("requests"), quantity("limits"));

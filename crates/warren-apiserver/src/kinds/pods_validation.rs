@@ -1,4 +1,4 @@
-//! The checks that keep nonsense out of pods: what a node could not act on, in the words of the real server.
+//! Validation of pods, with kube-apiserver's messages. It refuses what a node could not act on.
 
 use std::collections::HashSet;
 
@@ -12,8 +12,8 @@ pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
     validate_spec(&pod["spec"], "spec", &[], errors);
 }
 
-/// Checks the spec of a pod or of a template for pods. `further_volumes` names volumes that containers may mount although
-/// the spec does not list them.
+/// Checks the spec of a pod or of a template for pods. `further_volumes` names volumes that
+/// containers may mount although the spec does not list them.
 pub(super) fn validate_spec(
     spec: &Value,
     path: &str,
@@ -60,7 +60,7 @@ pub(super) fn validate_spec(
     }
 }
 
-/// Checks the names of kernel parameters. Which of them a pod may set is for its node to say.
+/// Checks the names of kernel parameters. The node decides which of them a pod may set.
 fn validate_sysctls(sysctls: &Value, path: &str, errors: &mut Vec<FieldError>) {
     const RULE: &str = "must have at most 253 characters and match regex \
                         ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
@@ -138,7 +138,7 @@ fn validate_files(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if downward.is_object() {
         let path = format!("{path}.downwardAPI");
         validate_mode(&downward["defaultMode"], &format!("{path}.defaultMode"), errors);
-        // The real server leaves the index out here.
+        // kube-apiserver's path has no index here.
         items(&downward["items"]).iter().for_each(|file| validate_field_file(file, &path, errors));
     }
     let projected = &volume["projected"];
@@ -181,7 +181,7 @@ fn validate_projection(projected: &Value, path: &str, errors: &mut Vec<FieldErro
                 let field = format!("{own}.serviceAccountToken.expirationSeconds");
                 errors.push(FieldError::invalid(field, seconds, detail));
             }
-            // The real server leaves the source out here.
+            // kube-apiserver's path does not name the source here.
             validate_file_path(&source["serviceAccountToken"]["path"], &format!("{path}.path"), errors);
         }
         if source.as_object().is_some_and(|source| source.len() > 1) {
@@ -190,7 +190,7 @@ fn validate_projection(projected: &Value, path: &str, errors: &mut Vec<FieldErro
     }
 }
 
-/// Checks the files of a config map or of a secret.
+/// Checks the files of a config map or secret.
 fn validate_object_files(source: &Value, name: &str, path: &str, errors: &mut Vec<FieldError>) {
     if source[name].as_str().unwrap_or_default().is_empty() {
         errors.push(FieldError::required(format!("{path}.{name}"), ""));
@@ -221,7 +221,8 @@ fn validate_field_file(file: &Value, path: &str, errors: &mut Vec<FieldError>) {
     validate_mode(&file["mode"], &format!("{path}.mode"), errors);
 }
 
-/// A file of a volume stays in the volume, and keeps clear of the names that nodes use there.
+/// Checks that a file's path stays inside the volume and does not begin with `..`, which nodes
+/// reserve.
 fn validate_file_path(file: &Value, field: &str, errors: &mut Vec<FieldError>) {
     let file = file.as_str().unwrap_or_default();
     if file.is_empty() {
@@ -327,7 +328,7 @@ fn validate_probe(name: &str, probe: &Value, path: &str, errors: &mut Vec<FieldE
             errors.push(FieldError::invalid(format!("{path}.{field}"), probe[field].clone(), detail));
         }
     }
-    // Only readiness can come and go, and so be asked for several times in a row.
+    // Only readiness can change back, so only it may require several successes.
     if name != "readinessProbe" && probe["successThreshold"].as_i64().is_some_and(|times| times != 1) {
         let field = format!("{path}.successThreshold");
         errors.push(FieldError::invalid(field, probe["successThreshold"].clone(), "must be 1"));
@@ -356,7 +357,7 @@ fn validate_environment(container: &Value, path: &str, errors: &mut Vec<FieldErr
     }
 }
 
-/// What the downward API offers to environment variables.
+/// Checks a field path of the downward API.
 fn validate_field_path(field: &str, path: &str, errors: &mut Vec<FieldError>) {
     const KNOWN: [&str; 10] = [
         "metadata.name",

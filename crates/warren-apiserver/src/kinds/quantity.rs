@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-/// Suffixes with powers of a thousand, from 10⁻⁹ up.
+/// Suffixes for powers of 1000, beginning with 10⁻⁹.
 const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
-/// Suffixes with powers of 1024, from 1024¹ up.
+/// Suffixes for powers of 1024, beginning with 1024¹.
 const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-/// The smallest amount is a billionth; what is finer is rounded up.
+/// Nano units in one unit. Finer amounts are rounded up.
 const NANO: i128 = 1_000_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,13 +16,12 @@ enum Format {
     Exponent,
 }
 
-/// The value of a quantity.
 pub(super) fn value(quantity: &Value) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "only compared, and with others of its kind")]
     parse(quantity).map(|(nano, _)| nano as f64 / NANO as f64)
 }
 
-/// A quantity the way the real server writes it: the largest suffix that leaves no fraction.
+/// Formats a quantity as kube-apiserver does, with the largest suffix that leaves no fraction.
 pub(crate) fn canonical_quantity(quantity: &Value) -> Option<String> {
     let (nano, format) = parse(quantity)?;
     let whole = nano / NANO;
@@ -52,7 +51,7 @@ pub(crate) fn canonical_quantity(quantity: &Value) -> Option<String> {
     })
 }
 
-/// The amount in billionths, and how it was written.
+/// Returns the amount in nano units, and the format it was written in.
 fn parse(quantity: &Value) -> Option<(i128, Format)> {
     let text = match quantity {
         Value::Number(number) => number.to_string(),
@@ -77,14 +76,14 @@ fn parse(quantity: &Value) -> Option<(i128, Format)> {
     } else {
         (1, suffix.strip_prefix(['e', 'E'])?.parse().ok()?, Format::Exponent)
     };
-    // digits · factor · 10^shift, in billionths.
+    // digits · factor · 10^shift, in nano units.
     let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
     let power = 9i32.checked_add(shift)?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
     let scaled = digits.checked_mul(factor)?;
     let scale = 10i128.checked_pow(power.unsigned_abs());
     let nano = match (power >= 0, scale) {
         (true, scale) => scaled.checked_mul(scale?)?,
-        // Rounded up, so that a request is never less than what was asked for.
+        // Round up, so that a request is never less than what the client wrote.
         (false, Some(scale)) => scaled / scale + i128::from(scaled % scale != 0),
         (false, None) => i128::from(scaled != 0),
     };

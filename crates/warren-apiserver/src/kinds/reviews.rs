@@ -1,21 +1,21 @@
-//! Kinds that are questions: they are created, answered and never stored.
+//! Reviews: kinds that are questions. They are created and answered, but never stored.
 
 use super::{Behaviour, PLAIN};
 
-/// What is asked.
+/// The question that a review asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Review {
-    /// Whose token is this?
+    /// Which user does this token belong to?
     Token,
-    /// Who am I?
+    /// Which user sends this request?
     Oneself,
-    /// May somebody do something?
+    /// May a user do this?
     Access,
-    /// May somebody do something in this namespace?
+    /// May a user do this in this namespace?
     LocalAccess,
-    /// May I do something?
+    /// May the sender do this?
     OwnAccess,
-    /// What may I do in a namespace?
+    /// Which rules hold for the sender in a namespace?
     OwnRules,
 }
 

@@ -1,4 +1,4 @@
-//! Roles and bindings: their defaults and checks. What they mean is in `crate::access`.
+//! Roles and bindings: defaults and validation. Their enforcement is in `crate::access`.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ pub(super) static CLUSTER_ROLE_BINDING: Behaviour = Behaviour {
     ..PLAIN
 };
 
-/// A role without rules is written out as one.
+/// Adds a null list of rules if a role has none.
 fn write_rules(role: &mut Value) {
     if let Some(role) = role.as_object_mut() {
         set_default(role, "rules", Value::Null);
@@ -147,7 +147,7 @@ fn validate_subject(subject: &Value, path: &str, namespaced: bool, errors: &mut 
     }
 }
 
-/// Who approves a binding approves a role; another role needs another binding.
+/// Checks that a binding keeps its role: a binding to another role needs a new approval.
 fn validate_role_reference(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     let role = &new["roleRef"];
     if *role != old["roleRef"] {

@@ -1,3 +1,5 @@
+//! Services: defaults, allocated values and validation.
+
 use serde_json::{Value, json};
 
 use super::{Behaviour, NameRule, PLAIN, set_default};
@@ -39,12 +41,14 @@ fn default(service: &mut Value) {
     }
 }
 
-/// The families of addresses are chosen with the addresses, and are not the client's.
+/// Sets the status and the address families. The families follow from the addresses; clients cannot
+/// choose them.
 fn prepare_create(service: &mut Value) {
     service["status"] = json!({"loadBalancer": {}});
     let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut) else { return };
     if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
-        // Without a selector nobody knows which addresses a headless service will have.
+        // The addresses of a headless service without a selector are unknown, so any family is
+        // possible.
         let any_family =
             spec.get("clusterIP").is_some_and(|address| address == "None") && !spec.contains_key("selector");
         set_default(spec, "ipFamilyPolicy", if any_family { "RequireDualStack" } else { "SingleStack" });
@@ -52,8 +56,8 @@ fn prepare_create(service: &mut Value) {
     }
 }
 
-/// An update that leaves the address or a node port out means those it has; one that makes it a service within the cluster
-/// gives back what only others have.
+/// Keeps the address and node ports that an update leaves out. When a service becomes internal,
+/// releases its node ports.
 fn keep_allocated(new: &mut Value, old: &Value) {
     let (Some(spec), Some(old)) = (new.get_mut("spec").and_then(Value::as_object_mut), old.get("spec"))
     else {
@@ -153,7 +157,7 @@ fn validate(service: &Value, errors: &mut Vec<FieldError>) {
         }
         let same = |other: &Value| other["port"] == port["port"] && other["protocol"] == port["protocol"];
         if ports[..index].iter().any(same) {
-            // The real server prints its own structure, with everything but the two keys blank.
+            // kube-apiserver prints its own structure, with all fields but the two keys blank.
             let key = json!({
                 "Name": "", "Protocol": port["protocol"], "AppProtocol": null,
                 "Port": port["port"], "TargetPort": 0, "NodePort": 0,

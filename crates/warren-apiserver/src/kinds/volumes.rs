@@ -109,7 +109,7 @@ fn validate_claim(claim: &Value, errors: &mut Vec<FieldError>) {
     validate_claim_spec(&claim["spec"], "spec", errors);
 }
 
-/// Checks the spec of a claim or of a template for claims.
+/// Checks the spec of a claim or of a claim template.
 pub(super) fn validate_claim_spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     validate_modes(spec, path, errors);
     match spec["resources"]["requests"].get("storage") {
@@ -157,7 +157,7 @@ fn validate_claim_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>)
         }
         spec
     };
-    // Binding fills in the volume's name once.
+    // Binding a claim sets the volume's name once.
     let binds = old["spec"].get("volumeName").is_none() && new["spec"].get("volumeName").is_some();
     if frozen(new) != frozen(old) && !binds {
         let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";

@@ -1,5 +1,6 @@
-//! The kinds of `apps/v1`: Deployments, ReplicaSets, StatefulSets and DaemonSets, with the defaults and checks of the real
-//! server. This server has no controllers for them, and their status says so until some controller writes another one.
+//! The kinds of `apps/v1`: Deployments, ReplicaSets, StatefulSets and DaemonSets, with
+//! kube-apiserver's defaults and validation. This server has no controllers for them. Their status
+//! says so until a controller writes another one.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ use crate::status::FieldError;
 pub(super) static DEPLOYMENT: Behaviour = Behaviour {
     default: |object| with_spec(object, default_deployment),
     prepare_create: |object| begin(object, deployment_status),
-    // Annotations are copied to replica sets, so a change of them counts, too.
+    // Annotations are copied to replica sets, so changing them increments the generation too.
     prepare_update: |new, old| go_on(new, old, true, deployment_status),
     validate: validate_deployment,
     validate_update: validate_same_selector,
@@ -47,7 +48,7 @@ pub(super) static DAEMON_SET: Behaviour = Behaviour {
     ..PLAIN
 };
 
-/// The reason of the condition that tells a status of this server from that of a controller.
+/// The condition reason that marks a status as written by this server and not by a controller.
 const NO_CONTROLLER: &str = "NoController";
 
 fn with_spec(object: &mut Value, default: impl Fn(&mut Map<String, Value>)) {
@@ -114,17 +115,18 @@ fn default_daemon_set(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Makes the status of an object at a time.
+/// Builds the status of an object, given a timestamp.
 type StatusOf = fn(&Value, &Value) -> Value;
 
-/// Readies a new object.
+/// Prepares a new object.
 fn begin(object: &mut Value, status: StatusOf) {
     metadata_mut(object).insert("generation".to_owned(), 1.into());
     let now = object["metadata"]["creationTimestamp"].clone();
     object["status"] = status(object, &now);
 }
 
-/// Counts a change of the spec, and keeps the status true as long as no controller has written one.
+/// Increments the generation if the spec changed. Updates the status unless a controller has
+/// written it.
 fn go_on(new: &mut Value, old: &Value, annotations_count: bool, status: StatusOf) {
     let annotations = |object: &Value| object["metadata"]["annotations"].clone();
     if new["spec"] != old["spec"] || (annotations_count && annotations(new) != annotations(old)) {
@@ -143,8 +145,8 @@ fn message(kind: &str) -> String {
     )
 }
 
-/// `kubectl rollout status` gives up on a Deployment only for the reason `ProgressDeadlineExceeded`, and only if the
-/// status is about the newest generation.
+/// Builds a status that makes `kubectl rollout status` fail instead of wait: that needs the reason
+/// `ProgressDeadlineExceeded` and the newest generation.
 fn deployment_status(deployment: &Value, since: &Value) -> Value {
     let condition = |type_: &str, reason: &str| {
         json!({
@@ -173,13 +175,15 @@ fn replica_set_status(set: &Value, since: &Value) -> Value {
     })
 }
 
-/// Without `observedGeneration`: clients take a set that was seen and has no pods yet for one that is on its way.
+/// Builds a status without `observedGeneration`: with it, clients would assume that the pods are
+/// about to start.
 fn stateful_set_status(_: &Value, since: &Value) -> Value {
     let conditions = [condition("Available", "False", "StatefulSets", since)];
     json!({"replicas": 0, "availableReplicas": 0, "conditions": conditions})
 }
 
-/// Without `observedGeneration`: a set that was seen and wants no pods counts as rolled out.
+/// Builds a status without `observedGeneration`: with it, a set without pods would count as rolled
+/// out.
 fn daemon_set_status(_: &Value, since: &Value) -> Value {
     json!({
         "currentNumberScheduled": 0,
@@ -249,7 +253,7 @@ fn validate_replica_set(set: &Value, errors: &mut Vec<FieldError>) {
     let spec = &set["spec"];
     not_negative(spec, "replicas", "spec", errors);
     not_negative(spec, "minReadySeconds", "spec", errors);
-    // The real server says deployment here, too.
+    // kube-apiserver says deployment here too.
     validate_template(spec, "ReplicaSet", "deployment", &[], errors);
     validate_counts(
         &set["status"],
@@ -355,8 +359,8 @@ fn validate_daemon_set(set: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Checks the selector, the template and whether the one selects the other. `owner` is what the real server calls the
-/// kind where it speaks of the template, `kind` where it speaks of the selector.
+/// Checks the selector, the template, and that the selector matches the template. kube-apiserver
+/// uses the name `owner` in errors about the template and `kind` in errors about the selector.
 fn validate_template(
     spec: &Value,
     owner: &str,
@@ -376,7 +380,7 @@ fn validate_template(
             errors.push(FieldError::invalid("spec.selector", selector.clone(), detail));
         }
     }
-    // Without a selector nothing is selected; a malformed one is not asked.
+    // A missing selector selects nothing. Do not evaluate a malformed one.
     let is_readable = errors.len() == before || !selector.is_object();
     let template = &spec["template"];
     let labels = &template["metadata"]["labels"];
@@ -441,7 +445,7 @@ fn not_negative(object: &Value, field: &str, path: &str, errors: &mut Vec<FieldE
     }
 }
 
-/// Checks the counts of a status: none is negative, or more than there are pods.
+/// Checks that no count of a status is negative or exceeds the number of pods.
 fn validate_counts(status: &Value, counts: &[&str], available: &str, errors: &mut Vec<FieldError>) {
     let count = |name: &str| status[name].as_i64().unwrap_or(0);
     for name in ["observedGeneration", "replicas"].iter().chain(counts) {
@@ -456,7 +460,7 @@ fn validate_counts(status: &Value, counts: &[&str], available: &str, errors: &mu
     }
 }
 
-/// Checks a number or a percentage, and returns the number in it.
+/// Checks a number or percentage, and returns the number.
 fn validate_share(share: &Value, field: &str, errors: &mut Vec<FieldError>) -> i64 {
     match (share.as_i64(), share.as_str()) {
         (Some(number), _) if number < 0 => {

@@ -1,4 +1,5 @@
-//! A connection has to begin: nobody holds one open by saying nothing.
+//! A deadline for the first byte of a connection, so that silent clients cannot hold connections
+//! open.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream whose first byte must come in time. From then on the protocol has deadlines of its own.
+/// A stream with a deadline for its first byte. Afterwards the deadlines of the protocol apply.
 pub(crate) struct FirstByteInTime<S> {
     stream: S,
     deadline: Option<Pin<Box<Sleep>>>,

@@ -1,3 +1,5 @@
+//! Tests of the limits.
+
 use http_body_util::{BodyExt, StreamBody};
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! The rest of a request body after the request was refused.
+//! The remainder of a request body after the request was refused.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,23 +10,24 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::runtime::Handle;
 
-/// A request body whose rest is read and thrown away if it is dropped before its end.
+/// A request body that, if dropped before its end, is read to the end and discarded.
 ///
-/// A client that still sends when its request is refused would otherwise have its connection or stream reset, and many clients
-/// then never look at the answer.
+/// A client may still be sending when its request is refused. Without this, its connection or
+/// stream would be reset, and many clients then ignore the answer.
 pub(crate) struct Unread<B: Body<Data = Bytes> + Send + Unpin + 'static> {
     /// `None` at the end of the body.
     body: Option<B>,
-    /// The longest time that the rest of the body is read for.
+    /// The longest time to keep reading.
     time: Duration,
-    /// The client waits for `100 Continue`, which the first read sends. If nothing is read, nothing is sent.
+    /// True if the client waits for `100 Continue`, which the first read sends. If nothing is read,
+    /// nothing is sent.
     held_back: bool,
 }
 
 impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Unread<B> {
     /// Wraps the body of a request.
     pub fn wrap(request: Request<B>, time: Duration) -> Request<Unread<B>> {
-        // An HTTP/2 stream whose body is dropped is reset, whatever the client expects.
+        // HTTP/2 resets a stream whose body is dropped, whatever the client expects.
         let held_back = request.version() < Version::HTTP_2 && request.headers().contains_key(header::EXPECT);
         request.map(|body| Unread { body: Some(body), time, held_back })
     }

@@ -1,5 +1,5 @@
-//! The user and groups in a client certificate: its subject's common name and organizations. TLS has verified the
-//! certificate before; this only reads it.
+//! Reads the user and groups from a client certificate: the common name and organizations of its
+//! subject. TLS has already verified the certificate.
 
 use crate::identity::Identity;
 
@@ -7,7 +7,7 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 const EXPLICIT_VERSION: u8 = 0xa0;
-/// 2.5.4.3 and 2.5.4.10.
+/// The object identifiers 2.5.4.3 and 2.5.4.10, encoded.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 
@@ -17,7 +17,7 @@ pub(super) fn identity(certificate: &[u8]) -> Option<Identity> {
     if let (EXPLICIT_VERSION, _, rest) = element(fields)? {
         fields = rest;
     }
-    // Serial number, signature algorithm, issuer and validity come before the subject.
+    // Skip serial number, signature algorithm, issuer and validity.
     for _ in 0..4 {
         let (_, _, rest) = element(fields)?;
         fields = rest;
@@ -39,7 +39,7 @@ pub(super) fn identity(certificate: &[u8]) -> Option<Identity> {
     Some(Identity::new(user?, groups))
 }
 
-/// The tag and contents of the first DER element, and what follows it.
+/// Returns the tag and contents of the first DER element, and the remaining bytes.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, mut rest) = rest.split_first()?;
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(identity.user, "alice");
         assert_eq!(identity.groups, ["system:masters", "system:authenticated"]);
         for end in 0..certificate.der().len() {
-            // Cut short, it is refused or read, never a panic.
+            // A truncated certificate must never cause a panic.
             let _ = super::identity(&certificate.der()[..end]);
         }
     }

@@ -15,13 +15,13 @@ use crate::metadata::{self, metadata_mut};
 use crate::schema::{Schema, Type};
 use crate::status::ApiError;
 
-/// `kubectl apply` keeps what it applied here. An apply by `kubectl` on the server takes it over.
+/// The annotation in which a client-side `kubectl apply` stores its configuration. A server-side
+/// apply by `kubectl` takes over those fields.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const KUBECTL: &str = "kubectl";
 
-/// Why a configuration was not applied.
 enum Refusal {
-    /// Others own these fields, with other values.
+    /// Other managers own these fields, with other values.
     Conflicts(Vec<(Entry, Fields)>),
     Error(ApiError),
 }
@@ -33,8 +33,7 @@ impl From<ApiError> for Refusal {
 }
 
 impl Tracker<'_> {
-    /// The object that comes of applying a configuration to an object, or to none, and its managers. Both come in two
-    /// parts.
+    /// Applies a configuration to an object, or to none, and returns the result with its managers.
     pub fn apply(&self, live: Option<&Body>, configuration: &Value, force: bool) -> Result<Body, ApiError> {
         self.check_configuration(configuration)?;
         let mut applied = match self.apply_once(live, configuration, force) {
@@ -138,7 +137,8 @@ impl Tracker<'_> {
         Ok(owned_by(new, owners)?)
     }
 
-    /// The fields that `kubectl apply` set last and nobody has changed since: `kubectl` may take those over.
+    /// Returns the fields that a client-side `kubectl apply` set and that are unchanged since.
+    /// `kubectl` may take those over.
     fn last_applied(&self, live: &Value) -> Option<Fields> {
         let shape = Shape(Some(self.target.schema().ok()?));
         let last = live["metadata"]["annotations"][LAST_APPLIED].as_str()?;
@@ -155,7 +155,7 @@ impl Tracker<'_> {
     }
 }
 
-/// An object with its managers, whatever a configuration says about them.
+/// Builds an object with these managers. Managers in the configuration are ignored.
 fn owned_by(mut object: Value, owners: Vec<Entry>) -> Result<Body, ApiError> {
     metadata_mut(&mut object).shift_remove("managedFields");
     Ok(Body { tree: object, managed_fields: written(owners)? })
@@ -165,7 +165,7 @@ fn some_entry(entry: Entry) -> Vec<Entry> {
     if entry.fields.is_empty() { Vec::new() } else { vec![entry] }
 }
 
-/// What others own of what changes.
+/// Returns the changed fields that other managers own.
 fn conflicts(owners: &[Entry], differences: &mut Differences<'_>) -> Result<Vec<(Entry, Fields)>, String> {
     let mut conflicts = Vec::new();
     for owner in owners {
@@ -201,8 +201,8 @@ fn conflict(mut conflicts: Vec<(Entry, Fields)>) -> ApiError {
     ApiError::apply_conflict(&conflicts)
 }
 
-/// Removes what a manager said last time and does not say now, unless somebody else owns it. `owners` includes the
-/// manager with what it says now.
+/// Removes the fields that a manager applied last time and does not list now, unless another
+/// manager owns them. `owners` includes the manager with its new fields.
 fn prune<'a>(
     merged: &Value,
     last: &Fields,
@@ -216,19 +216,19 @@ fn prune<'a>(
     let pruned = remove(merged, &last, shape);
     let mut owned = Fields::default();
     owners.for_each(|owner| owned.unite(&owner.fields));
-    // Back comes what others own.
+    // Restore the fields that other managers own.
     let all = with_parents(&fields_of(merged, shape)?, shape);
     let mut surplus = all.clone();
     surplus.subtract(&with_parents(&fields_of(&pruned, shape)?, shape));
     surplus.subtract(&with_parents(&owned, shape));
     let pruned = remove(merged, &surplus, shape);
-    // And what nobody owns, unless the manager did.
+    // Restore the fields without an owner, unless this manager owned them.
     let mut surplus = all;
     surplus.subtract(&with_parents(&fields_of(&pruned, shape)?, shape));
     Ok(remove(merged, &surplus.intersection(&last), shape))
 }
 
-/// A configuration as the annotation holds it.
+/// Formats a configuration for the annotation.
 fn encoded(configuration: &Value) -> String {
     let mut configuration = configuration.clone();
     let annotations = configuration.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
@@ -239,7 +239,8 @@ fn encoded(configuration: &Value) -> String {
     format!("{configuration}\n")
 }
 
-/// Decoding a null into a map of texts makes it an empty text; everywhere else a null is as good as nothing.
+/// Replaces nulls in maps of strings by empty strings, as Go's decoder does. Elsewhere a null means
+/// absent.
 fn fill_empty_texts(value: &mut Value, schema: &Schema) {
     match value {
         Value::Object(object) => {

@@ -1,4 +1,4 @@
-//! What differs between two values, and what a value consists of.
+//! Differences between two values, and the set of fields of a value.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::fields::Fields;
 use super::shape::Shape;
 use crate::tree::{is_equal, side_by_side};
 
-/// The fields that one value has and another has not, or has differently.
+/// The fields that differ between two values.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
     pub added: Fields,
@@ -22,7 +22,7 @@ impl Difference {
         self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
     }
 
-    /// Forgets what happened to some fields.
+    /// Removes fields from the difference.
     pub fn ignore(&mut self, ignored: &Fields) {
         for fields in [&mut self.added, &mut self.modified, &mut self.removed] {
             fields.subtract_trees(ignored);
@@ -41,7 +41,7 @@ impl Difference {
     }
 }
 
-/// Compares two objects. Fails on a list entry that lacks the keys it should be found by.
+/// Compares two objects. Fails if an entry of a keyed list lacks its keys.
 pub(super) fn compare(old: &Value, new: &Value, shape: Shape<'_>) -> Result<Difference, String> {
     difference(Some(old), Some(new), shape)
 }
@@ -71,10 +71,11 @@ fn difference(old: Option<&Value>, new: Option<&Value>, shape: Shape<'_>) -> Res
     Ok(found)
 }
 
-/// An object of a comparison, if that side has one.
+/// One side of a comparison; `None` if it has no object.
 type Side<'a> = Option<&'a Map<String, Value>>;
 
-/// Both sides as objects to take apart. Two empty ones, or nothing and an empty one, are compared as a whole.
+/// Returns both sides as objects to compare field by field. Two empty objects, or an empty and a
+/// missing one, are compared as a whole.
 fn objects<'a>(
     old: Option<&'a Value>,
     new: Option<&'a Value>,
@@ -116,7 +117,7 @@ fn entries(old: &[Value], new: &[Value], shape: Shape<'_>, found: &mut Differenc
     for (element, (old, new)) in sides {
         let below = match (old.as_slice(), new.as_slice()) {
             ([] | [_], [] | [_]) => difference(old.first().copied(), new.first().copied(), items)?,
-            // Entries with the same key, where there should be one, count as a whole.
+            // Entries with duplicate keys are compared as a whole.
             ([_, _, ..], [_, _, ..]) => {
                 let mut below = Difference::default();
                 below.modified.owned = old != new;
@@ -148,7 +149,7 @@ fn entry(shape: Shape<'_>, index: usize, item: &Value) -> Result<Element, String
     shape.entry(item).map_err(|cause| format!("element {index}: {cause}"))
 }
 
-/// Every field that a value sets: what it comes to own when it is applied.
+/// Returns every field that a value sets. An apply of the value owns these.
 pub(super) fn fields_of(value: &Value, shape: Shape<'_>) -> Result<Fields, String> {
     let mut fields = Fields::default();
     match value {
@@ -172,7 +173,8 @@ pub(super) fn fields_of(value: &Value, shape: Shape<'_>) -> Result<Fields, Strin
     Ok(fields)
 }
 
-/// Makes a path of every declared field that only leads to others, so that removing what is below it can remove it.
+/// Adds the declared parents of every path, so that a parent is removed when all fields below it
+/// are.
 pub(super) fn with_parents(fields: &Fields, shape: Shape<'_>) -> Fields {
     let mut all = Fields::default();
     all.owned = fields.owned;

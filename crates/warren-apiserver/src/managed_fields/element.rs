@@ -1,4 +1,4 @@
-//! One step of a path to a field, as `fieldsV1` spells it.
+//! One step of a field's path, in the notation of `fieldsV1`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::fmt;
 use serde::ser::{Error as _, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// A step: into a field, to a list entry by its keys or its value, or to a position.
+/// A step: to a field, to a list entry by keys or value, or to an index.
 #[derive(Debug, Clone)]
 pub(super) enum Element {
     /// `f:name`.
     Field(Box<str>),
-    /// `k:{"name":"a"}`; sorted by name.
+    /// `k:{"name":"a"}`, sorted by name.
     Key(Box<[(Box<str>, Value)]>),
     /// `v:"a"`: a member of a set.
     Value(Value),
-    /// `i:0`. Nothing here makes one, but a client may send it.
+    /// `i:0`. This server makes none, but a client may send one.
     Index(i64),
 }
 
@@ -24,7 +24,7 @@ impl Element {
         Element::Field(name.into())
     }
 
-    /// Reads the key of a JSON object that stands for a step.
+    /// Parses a step from a key of a JSON object.
     pub fn parse(text: &str) -> Option<Element> {
         let (prefix, rest) = text.split_once(':')?;
         Some(match prefix {
@@ -52,7 +52,7 @@ impl Element {
     }
 }
 
-/// As the key of a JSON object.
+/// Writes a step as a key of a JSON object.
 impl Serialize for Element {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -75,7 +75,7 @@ impl Serialize for Keys<'_> {
     }
 }
 
-/// As messages spell it: `.spec`, `[name="a"]`, `[="a"]`, `[0]`.
+/// Formats a step for messages: `.spec`, `[name="a"]`, `[="a"]`, `[0]`.
 impl fmt::Display for Element {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -124,7 +124,8 @@ impl Ord for Element {
     }
 }
 
-/// Numbers before texts before booleans; what cannot be a key is compared by its spelling.
+/// Orders numbers before strings before booleans. Other values, which cannot be keys, are ordered
+/// by their text.
 fn compare_values(left: &Value, right: &Value) -> Ordering {
     let rank = |value: &Value| match value {
         Value::Number(_) => 0,

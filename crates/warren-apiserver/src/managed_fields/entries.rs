@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns what.
+//! The entries of `metadata.managedFields`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,20 +11,20 @@ use serde_json::{Map, Value};
 
 use super::fields::Fields;
 
-/// How many managers with the operation `Update` are kept apart; the oldest beyond that are put together. The real
-/// server's number.
+/// The maximum number of managers with the operation `Update`, as in kube-apiserver. The oldest
+/// beyond that are merged.
 const MOST_UPDATERS: usize = 10;
-/// What the oldest are put together under.
+/// The manager name of the merged entries.
 const OLD_UPDATERS: &str = "ancient-changes";
 
-/// How a manager came to own its fields.
+/// The kind of write that made a manager the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
     Apply,
     Update,
 }
 
-/// One entry.
+/// One entry: a manager and its fields.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Entry {
     pub manager: Box<str>,
@@ -37,7 +37,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Whether two entries speak for the same manager. An applier is the same in every version.
+    /// Returns true if both entries belong to the same manager. Versions matter for updates only.
     pub fn is_same_manager(&self, other: &Entry) -> bool {
         self.manager == other.manager
             && self.operation == other.operation
@@ -45,7 +45,7 @@ impl Entry {
             && (self.operation == Operation::Apply || self.api_version == other.api_version)
     }
 
-    /// As conflicts name it.
+    /// Formats the manager for a conflict message.
     pub fn title(&self) -> String {
         let mut title = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
             return Err(A::Error::custom("no such type of fields"));
         }
         let mut fields = fields.unwrap_or_default();
-        // A set has no path to the object itself.
+        // The path to the object itself is never in a set.
         fields.owned = false;
         let (manager, subresource) = (manager.unwrap_or_default(), subresource.unwrap_or_default());
         Ok(Entry { manager, operation, api_version, subresource, time, fields })
@@ -155,7 +155,8 @@ enum Member {
     Other,
 }
 
-/// What should be a text. Nobody has checked what a client sent for a custom resource; anything else is as good as nothing.
+/// A value that should be a string. Clients may send anything for a custom resource; other types
+/// count as absent.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Text {
@@ -163,13 +164,14 @@ enum Text {
     Not(IgnoredAny),
 }
 
-/// Reads a `managedFields` list that a client sent; nothing if any entry is unreadable.
+/// Parses a `managedFields` list from a client. Returns `None` if any entry is unreadable.
 pub(super) fn read(list: Option<&Value>) -> Option<Vec<Entry>> {
     let entries = list.and_then(Value::as_array).into_iter().flatten();
     Some(distinct(entries.map(Entry::deserialize).collect::<Result<_, _>>().ok()?))
 }
 
-/// Reads a list from its text, which is empty for nobody; nothing if any entry is unreadable.
+/// Parses a stored list. The text is empty if there are no managers. Returns `None` if any entry is
+/// unreadable.
 pub(super) fn parse(list: &[u8]) -> Option<Vec<Entry>> {
     if list.is_empty() {
         return Some(Vec::new());
@@ -177,7 +179,7 @@ pub(super) fn parse(list: &[u8]) -> Option<Vec<Entry>> {
     Some(distinct(serde_json::from_slice(list).ok()?))
 }
 
-/// Of the entries that speak for the same manager the last one counts.
+/// Removes duplicates: the last entry of each manager counts.
 fn distinct(read: Vec<Entry>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::with_capacity(read.len() + 1);
     for entry in read {
@@ -189,7 +191,7 @@ fn distinct(read: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-/// Whether every manager of a list speaks of one of these versions. Reads no fields.
+/// Returns true if every entry of a list uses a version that is served. Does not parse the fields.
 pub(super) fn speak_of(list: &[u8], is_served: impl Fn(&str) -> bool) -> bool {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -201,7 +203,7 @@ pub(super) fn speak_of(list: &[u8], is_served: impl Fn(&str) -> bool) -> bool {
     speakers.is_ok_and(|speakers| speakers.iter().all(|speaker| is_served(&speaker.api_version)))
 }
 
-/// Whether a client asks to forget all managers.
+/// Returns true if the list is a client's request to clear all managers.
 pub(super) fn is_reset(list: Option<&Value>) -> bool {
     match list.and_then(Value::as_array).map(Vec::as_slice) {
         Some([]) => true,
@@ -210,7 +212,7 @@ pub(super) fn is_reset(list: Option<&Value>) -> bool {
     }
 }
 
-/// The text of the list as it is stored; empty for nobody.
+/// Formats a list for the store; empty if there are no managers.
 pub(super) fn write(mut entries: Vec<Entry>) -> Bytes {
     if entries.is_empty() {
         return Bytes::new();
@@ -227,7 +229,7 @@ pub(super) fn write(mut entries: Vec<Entry>) -> Bytes {
     serde_json::to_vec(&entries).expect("sets of fields are objects, and memory takes every byte").into()
 }
 
-/// Puts the oldest updaters together while there are too many.
+/// Merges the oldest updaters if there are too many.
 pub(super) fn cap(entries: &mut Vec<Entry>) {
     let is_updater = |entry: &&Entry| entry.operation == Operation::Update;
     let mut excess = entries.iter().filter(is_updater).count().saturating_sub(MOST_UPDATERS);
@@ -256,7 +258,7 @@ pub(super) fn cap(entries: &mut Vec<Entry>) {
     *entries = kept;
 }
 
-/// Whether two lists differ in nothing but when.
+/// Returns true if two lists differ in their times only.
 pub(crate) fn same_but_for_time(left: &[u8], right: &[u8]) -> bool {
     let timeless = |list: &[u8]| {
         let mut entries = parse(list)?;

@@ -1,4 +1,4 @@
-//! Sets of fields, as `fieldsV1` writes them.
+//! Sets of fields, in the notation of `fieldsV1`.
 
 use std::fmt;
 
@@ -7,17 +7,18 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::element::Element;
 
-/// A set of paths as a tree. This is one node of it: whether the path up to here is in the set, and what follows. No
-/// node below is empty.
+/// A set of paths as a tree. Each node says if the path up to it is in the set, and holds the nodes
+/// below. No node below is empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Fields {
     pub owned: bool,
-    /// Sorted. There are seldom more than a dozen, and they are mostly read in order: a list costs one allocation.
+    /// Sorted. Lists are short (seldom more than a dozen) and mostly read in order, and a `Vec`
+    /// costs one allocation.
     below: Vec<(Element, Fields)>,
 }
 
 impl Fields {
-    /// A set of paths through plain fields.
+    /// Builds a set of paths through plain fields.
     pub fn from_paths(paths: &[&[&str]]) -> Fields {
         let mut all = Fields::default();
         for path in paths {
@@ -38,9 +39,9 @@ impl Fields {
         self.below.binary_search_by(|(own, _)| own.cmp(element))
     }
 
-    /// What is below a step, made if there is nothing.
+    /// Returns the node below a step; creates it if absent.
     fn at(&mut self, element: Element) -> &mut Fields {
-        // What is read or compared comes in order, so that the end is the usual place.
+        // Steps mostly arrive in order, so try the end first.
         let is_behind = self.below.last().is_none_or(|(last, _)| *last < element);
         let position = if is_behind { Err(self.below.len()) } else { self.position(&element) };
         let index = position.unwrap_or_else(|index| {
@@ -58,7 +59,7 @@ impl Fields {
         self.below.iter().map(|(element, fields)| (element, fields))
     }
 
-    /// Adds what is below a step, if it is anything.
+    /// Sets the node below a step, unless `fields` is empty.
     pub fn insert(&mut self, element: Element, fields: Fields) {
         if !fields.is_empty() {
             *self.at(element) = fields;
@@ -75,13 +76,13 @@ impl Fields {
         }
     }
 
-    /// Takes exactly these paths away; what is below them stays.
+    /// Removes exactly these paths. Paths below them stay.
     pub fn subtract(&mut self, other: &Fields) {
         self.owned &= !other.owned;
         self.for_shared(other, Fields::subtract);
     }
 
-    /// Takes these paths away with everything below them.
+    /// Removes these paths and everything below them.
     pub fn subtract_trees(&mut self, other: &Fields) {
         match other.owned {
             true => *self = Fields::default(),
@@ -89,7 +90,7 @@ impl Fields {
         }
     }
 
-    /// Changes what is below the steps that both have.
+    /// Applies `change` to each pair of nodes below a common step.
     fn for_shared(&mut self, other: &Fields, change: fn(&mut Fields, &Fields)) {
         for (element, theirs) in &other.below {
             if let Ok(index) = self.position(element) {
@@ -111,7 +112,7 @@ impl Fields {
         both
     }
 
-    /// Every path, parents before children.
+    /// Returns all paths, parents before children.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect(&mut String::new(), &mut paths);
@@ -136,13 +137,13 @@ impl Fields {
         }
     }
 
-    /// Whether the set as JSON has at most so many levels.
+    /// Returns true if the set as JSON has at most this many levels.
     pub fn is_within(&self, levels: usize) -> bool {
         levels > 0 && self.below.iter().all(|(_, fields)| fields.is_within(levels - 1))
     }
 }
 
-/// `fieldsV1`.
+/// Writes `fieldsV1`.
 impl Serialize for Fields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut object = serializer.serialize_map(None)?;
@@ -156,7 +157,8 @@ impl Serialize for Fields {
     }
 }
 
-/// `fieldsV1`, where the node at the top is taken for a path as well: whoever reads a whole set puts that right.
+/// Reads `fieldsV1`. The root node may come out as a path itself; readers of a whole set clear
+/// that.
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields, D::Error> {
         deserializer.deserialize_map(FieldsVisitor)
@@ -183,13 +185,13 @@ impl<'de> Visitor<'de> for FieldsVisitor {
                 Step::Into(element) => fields.insert(element, access.next_value()?),
             }
         }
-        // No step at all leads to here, too.
+        // An empty object is a path as well.
         fields.owned |= fields.below.is_empty();
         Ok(fields)
     }
 }
 
-/// A key of a set.
+/// A key in `fieldsV1`.
 enum Step {
     Here,
     Into(Element),

@@ -1,4 +1,4 @@
-//! Values put together and taken apart: an applied configuration laid over an object, and fields removed from one.
+//! Merging an applied configuration into an object, and removing fields from an object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::element::Element;
 use super::fields::Fields;
 use super::shape::Shape;
 
-/// Lays `over` onto `under`. Where both have a value that is not taken apart, `over` has it.
+/// Merges `over` into `under`. For atomic values `over` wins.
 pub(super) fn merge(under: &Value, over: &Value, shape: Shape<'_>) -> Result<Value, String> {
     match (under, over) {
         (Value::Object(under), Value::Object(over))
@@ -31,15 +31,15 @@ pub(super) fn merge(under: &Value, over: &Value, shape: Shape<'_>) -> Result<Val
         {
             merge_lists(under, over, shape).map(Value::Array)
         }
-        // Nothing was said about what is in it.
+        // A null makes no statement about the fields below.
         (Value::Object(_), Value::Null) if shape.takes_objects_apart() => Ok(under.clone()),
         (Value::Array(_), Value::Null) if shape.takes_lists_apart() => Ok(under.clone()),
         _ => Ok(over.clone()),
     }
 }
 
-/// Entries that both lists have come in the order of `over`; those that only `under` has stay behind the entries they
-/// followed.
+/// Merges two lists. Entries of `over` come in its order. An entry that only `under` has stays
+/// behind its predecessor.
 fn merge_lists(under: &[Value], over: &[Value], shape: Shape<'_>) -> Result<Vec<Value>, String> {
     let elements = |list: &[Value]| -> Result<Vec<Element>, String> {
         let entries = list.iter().enumerate();
@@ -49,7 +49,7 @@ fn merge_lists(under: &[Value], over: &[Value], shape: Shape<'_>) -> Result<Vec<
     };
     let (under_elements, over_elements) = (elements(under)?, elements(over)?);
     let over_by: BTreeMap<&Element, &Value> = over_elements.iter().zip(over).collect();
-    // An element that occurs twice cannot be merged with.
+    // A duplicate element cannot be merged with.
     let mut under_by: BTreeMap<&Element, Option<&Value>> = BTreeMap::new();
     for (element, item) in under_elements.iter().zip(under) {
         under_by.entry(element).and_modify(|item| *item = None).or_insert(Some(item));
@@ -104,7 +104,7 @@ fn merge_lists(under: &[Value], over: &[Value], shape: Shape<'_>) -> Result<Vec<
     Ok(out)
 }
 
-/// Removes fields from a value. What has nothing left becomes null.
+/// Removes fields from a value. An empty result becomes null.
 pub(super) fn remove(value: &Value, fields: &Fields, shape: Shape<'_>) -> Value {
     match value {
         Value::Object(object) if shape.takes_objects_apart() => {

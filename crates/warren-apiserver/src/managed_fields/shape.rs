@@ -1,26 +1,26 @@
-//! How a schema says that a value is put together: what is owned as a whole, what field by field or entry by entry.
+//! The merge behaviour of a value by its schema: atomic, or owned field by field or entry by entry.
 
 use serde_json::Value;
 
 use super::element::Element;
 use crate::schema::{ListShape, Schema, Type};
 
-/// A value with what its schema says about it. Without a schema objects are taken apart and lists are not.
+/// The schema of a value, if any. Without a schema objects are granular and lists are atomic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape<'a>(pub Option<&'a Schema>);
 
 impl<'a> Shape<'a> {
-    /// What lies below a field of an object.
+    /// Returns the shape of a field.
     pub fn field(self, name: &str) -> Shape<'a> {
         Shape(self.0.and_then(|schema| schema.field(name)).map(|schema| &**schema))
     }
 
-    /// Whether the schema names the field, so that it is not just a key of a map.
+    /// Returns true if the schema names the field, so that it is no key of a map.
     pub fn declares(self, name: &str) -> bool {
         self.0.is_some_and(|schema| schema.properties.contains_key(name))
     }
 
-    /// Whether the object may have the field at all.
+    /// Returns true if the object may have the field.
     pub fn allows(self, name: &str) -> bool {
         self.0.is_none_or(|schema| schema.field(name).is_some() || schema.preserve_unknown)
     }
@@ -29,17 +29,17 @@ impl<'a> Shape<'a> {
         Shape(self.0.and_then(|schema| schema.items.as_deref()))
     }
 
-    /// Whether objects here are owned field by field.
+    /// Returns true if objects here are owned field by field.
     pub fn takes_objects_apart(self) -> bool {
         self.0.is_none_or(|schema| !schema.atomic_map && matches!(schema.type_, None | Some(Type::Object)))
     }
 
-    /// Whether lists here are owned entry by entry.
+    /// Returns true if lists here are owned entry by entry.
     pub fn takes_lists_apart(self) -> bool {
         self.0.is_some_and(|schema| schema.list != ListShape::Atomic)
     }
 
-    /// The step that leads to an entry of a list that is taken apart.
+    /// Returns the step to an entry of a granular list.
     pub fn entry(self, item: &Value) -> Result<Element, String> {
         match self.0.map(|schema| &schema.list) {
             Some(ListShape::Map(keys)) => self.keyed_entry(keys, item),

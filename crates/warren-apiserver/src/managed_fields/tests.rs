@@ -1,3 +1,5 @@
+//! Tests of ownership and server-side apply.
+
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -15,7 +17,7 @@ fn target(kind: &str) -> Target {
     Target::new(&Arc::clone(definition), "v1").unwrap()
 }
 
-/// Applies and updates one after the other, as different managers, and shows who owns what in the end.
+/// Applies and updates an object as different managers, and shows the owners at the end.
 struct World {
     target: Target,
     object: Option<Body>,

@@ -1,4 +1,4 @@
-//! Ownership by update: every write that is not an apply.
+//! Ownership after writes other than an apply.
 
 use std::sync::LazyLock;
 
@@ -16,12 +16,12 @@ use crate::definition::Target;
 use crate::limits::{DEEPEST_OBJECT, too_deep};
 use crate::status::{ApiError, FieldError, Problem, Subject};
 
-/// Longest name of a manager.
+/// The longest manager name, in characters.
 const LONGEST_NAME: usize = 128;
-/// Who owns what was there before an object's first apply.
+/// The manager of the fields that existed before an object's first apply.
 pub(super) const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// Fields that nobody owns: they name the object, or are the server's own.
+/// Fields without an owner: they name the object, or only the server sets them.
 const NEVER_OWNED: &[&[&str]] = &[
     &["apiVersion"],
     &["kind"],
@@ -37,7 +37,7 @@ const NEVER_OWNED: &[&[&str]] = &[
     &["metadata", "resourceVersion"],
 ];
 
-/// One write, as ownership sees it: who, through which endpoint, when.
+/// One write: its manager, endpoint and time.
 pub(crate) struct Tracker<'a> {
     pub(super) target: &'a Target,
     pub(super) manager: Box<str>,
@@ -59,8 +59,9 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// The managers after a write, as the text of their list. `sent` is what the client sent as `managedFields`, `old`
-    /// the object before, or nothing for a new one. Neither tree has managers in it.
+    /// Returns the managers after a write, as the stored list. `sent` is the client's
+    /// `managedFields`. `old` is the previous object, or `None` for a new one. Neither tree
+    /// contains managers.
     pub fn update(&self, old: Option<&Body>, sent: Option<&Value>, new: &Value) -> Result<Bytes, ApiError> {
         let sent = match self.subresource {
             "" if entries::is_reset(sent) => Some(Vec::new()),
@@ -71,7 +72,8 @@ impl<'a> Tracker<'a> {
             let before = zero(self.target);
             self.target.schema()?;
             let differences = Differences::new(self, &before, new);
-            // An object whose list entries cannot be told apart is stored without owners rather than refused.
+            // If list entries cannot be told apart, store the object without owners instead of
+            // refusing it.
             return written(
                 self.updated(sent.unwrap_or_default(), differences, &self.manager).unwrap_or_default(),
             );
@@ -85,7 +87,7 @@ impl<'a> Tracker<'a> {
             }
             None => entries::parse(&old.managed_fields).unwrap_or_default(),
         };
-        // An object that nobody applied or created with tracking stays untracked until its first apply.
+        // An object that was created without tracking stays untracked until its first apply.
         if owners.is_empty() {
             return Ok(Bytes::new());
         }
@@ -93,7 +95,8 @@ impl<'a> Tracker<'a> {
         written(self.updated(owners, differences, &self.manager).unwrap_or_default())
     }
 
-    /// Whether the managers are what they were, which is known without reading what they own.
+    /// Returns true if the write leaves the managers unchanged. This is decided without parsing
+    /// their fields.
     fn nothing_changes_hands(
         &self,
         differences: &mut Differences<'_>,
@@ -107,13 +110,14 @@ impl<'a> Tracker<'a> {
         );
         let is_served =
             |wanted: &str| definition.versions.iter().any(|version| *version.api_version == *wanted);
-        // Managers of a version that is gone go with the next write. One of a status that stays as it is does not count: it
-        // says nothing about the metadata that they are in.
+        // The next write removes the managers of a version that is no longer served. A status
+        // update does not, because it leaves the metadata alone.
         let may_lose_managers = definition.custom && self.subresource != "status";
         Ok(unchanged && (!may_lose_managers || entries::speak_of(managers, is_served)))
     }
 
-    /// The owners after `manager` has made these differences. Fails if the objects cannot be compared.
+    /// Returns the owners after `manager` made these changes. Fails if the objects cannot be
+    /// compared.
     pub(super) fn updated(
         &self,
         mut owners: Vec<Entry>,
@@ -146,13 +150,15 @@ impl<'a> Tracker<'a> {
             operation,
             api_version: self.target.version().api_version.clone(),
             subresource: self.subresource.into(),
-            // The real server converts the managers of a scale to those of its object, and loses the time.
+            // kube-apiserver converts the managers of a scale to those of its object, and loses the
+            // time.
             time: (self.subresource != "scale").then(|| self.time.clone()),
             fields,
         }
     }
 
-    /// What this endpoint puts back to what it was, whatever a client says; saying it makes nobody its owner.
+    /// Returns the fields that this endpoint always resets. Sending them makes no manager their
+    /// owner.
     pub(super) fn ignored(&self) -> Fields {
         let definition = &self.target.definition;
         let whole_metadata = definition.custom || &*definition.resource == crate::crd::RESOURCE;
@@ -170,7 +176,7 @@ impl<'a> Tracker<'a> {
     }
 }
 
-/// What differs between two objects, as each version of their kind sees it.
+/// The differences between two objects, computed once for each version of their kind.
 pub(super) struct Differences<'a> {
     tracker: &'a Tracker<'a>,
     old: &'a Value,
@@ -183,7 +189,7 @@ impl<'a> Differences<'a> {
         Differences { tracker, old, new, known: Vec::new() }
     }
 
-    /// The difference in a version, or nothing for a version that is not served.
+    /// Returns the difference in a version, or `None` if it is not served.
     pub fn at(&mut self, api_version: &str) -> Result<Option<&Difference>, String> {
         let known = self.known.iter().position(|(version, _)| **version == *api_version);
         let index = match known {
@@ -202,7 +208,8 @@ impl<'a> Differences<'a> {
         Ok(Some(&self.known[index].1))
     }
 
-    /// What the new object says that the old one did not, in a version that has been compared.
+    /// Returns the fields that the new object adds or modifies, in a version that has been
+    /// compared.
     fn into_changes(self, api_version: &str) -> Fields {
         let compared = self.known.into_iter().find(|(version, _)| **version == *api_version);
         let Difference { added: mut changed, modified, .. } =
@@ -211,7 +218,8 @@ impl<'a> Differences<'a> {
         changed
     }
 
-    /// Takes what changed from those who owned it. Managers of a version that is no longer served own nothing.
+    /// Removes changed fields from their owners. Managers of a custom version that is no longer
+    /// served lose all fields.
     pub fn take_from(&mut self, owners: &mut [Entry]) -> Result<(), String> {
         let custom = self.tracker.target.definition.custom;
         for owner in owners.iter_mut() {
@@ -222,7 +230,7 @@ impl<'a> Differences<'a> {
                     owner.fields.subtract(&difference.removed);
                 }
                 None if custom => owner.fields = Fields::default(),
-                // A built-in kind that is also served by another group.
+                // A built-in kind that is also served by another group: keep the fields.
                 None => {}
             }
         }
@@ -235,7 +243,7 @@ pub(super) fn never_owned() -> &'static Fields {
     &FIELDS
 }
 
-/// The text of the owners, which are within the limits of an object that has them in its metadata.
+/// Formats the owners for the store. Fails if they would nest the object too deeply.
 pub(super) fn written(owners: Vec<Entry>) -> Result<Bytes, ApiError> {
     const ABOVE: usize = 4; // The object, its metadata, the list and the entry.
     match owners.iter().all(|owner| owner.fields.is_within(DEEPEST_OBJECT - ABOVE)) {
@@ -244,7 +252,7 @@ pub(super) fn written(owners: Vec<Entry>) -> Result<Bytes, ApiError> {
     }
 }
 
-/// Checks the parameters that name a manager. `kind` is that of the request's options.
+/// Checks the query parameters that name a manager. `kind` is the type of the request's options.
 pub(crate) fn check_options(call: &Call<'_>, kind: &'static str, is_apply: bool) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     if call.query.text("force").is_some() && kind == "PatchOptions" && !is_apply {
@@ -268,7 +276,7 @@ pub(crate) fn check_options(call: &Call<'_>, kind: &'static str, is_apply: bool)
     Err(ApiError::invalid(Subject { group: "meta.k8s.io", kind, name: "" }, errors))
 }
 
-/// What comes before the first slash, as far as it can be printed.
+/// Returns the printable part of the user agent before the first slash.
 pub(super) fn name_from_user_agent(headers: &http::HeaderMap) -> String {
     let agent = headers.get(http::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
     let prefix = agent.unwrap_or_default().split('/').next().unwrap_or_default();

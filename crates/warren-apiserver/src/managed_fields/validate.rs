@@ -1,4 +1,4 @@
-//! Checks an applied configuration against its schema, in the words of the real server.
+//! Validation of an applied configuration against its schema, with kube-apiserver's messages.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::shape::Shape;
 use crate::schema::Type;
 
-/// Everything that keeps a configuration from being applied, as one sentence; nothing if there is nothing.
+/// Returns all errors of a configuration as one message, or `None` if it is valid.
 pub(super) fn complaint(configuration: &Value, shape: Shape<'_>) -> Option<String> {
     let mut errors = Vec::new();
     check(configuration, shape, "", &mut errors);
@@ -40,7 +40,7 @@ fn check(value: &Value, shape: Shape<'_>, path: &str, errors: &mut Vec<String>) 
             for (name, child) in object {
                 let path = format!("{path}.{name}");
                 if !shape.allows(name) {
-                    // The real server looks no further into this object.
+                    // kube-apiserver stops looking at this object here.
                     errors.push(format!("{path}: field not declared in schema"));
                     return;
                 }
@@ -78,7 +78,7 @@ fn check_entries(items: &[Value], shape: Shape<'_>, path: &str, errors: &mut Vec
     }
 }
 
-/// A value as Go prints it, which is how the real server's sentences end.
+/// Formats a value as Go prints it at the end of kube-apiserver's messages.
 fn go_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -1,11 +1,12 @@
-//! What an object consists of before anybody has said anything: the fields that a real server's Go types write even
-//! when they are empty. Nobody adds those, so nobody owns them.
+//! The fields that kube-apiserver's Go types write even when they are empty. No client sets these,
+//! so they have no owner.
 
 use serde_json::{Map, Value, json};
 
 use crate::definition::{SchemaSource, Target};
 
-/// The empty object of a kind. Custom resources have no Go type, and theirs is empty indeed.
+/// Returns the empty object of a kind. It has no fields for custom resources, which have no Go
+/// type.
 pub(super) fn zero(target: &Target) -> Value {
     let SchemaSource::Builtin(type_) = target.version().schema.source else {
         return json!({});
@@ -27,7 +28,7 @@ pub(super) fn zero(target: &Target) -> Value {
             "eventTime": null,
             "reportingComponent": "",
             "reportingInstance": "",
-            // The same in the other group's words.
+            // The same fields under the names of the other group.
             "deprecatedSource": {},
             "deprecatedFirstTimestamp": null,
             "deprecatedLastTimestamp": null,

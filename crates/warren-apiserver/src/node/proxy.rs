@@ -1,5 +1,5 @@
-//! `nodes/proxy`: a request for a node itself, passed on as it is. Whoever may do this may do on the node what its kubelet API
-//! offers, as with the real server.
+//! `nodes/proxy`: a request for a node itself, forwarded unchanged. A user with this permission may
+//! use the node's whole kubelet API, as with kube-apiserver.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,17 +15,19 @@ use crate::respond::ResponseBody;
 use crate::server::Inner;
 use crate::status::{ApiError, Subject};
 
-/// What of a request the node may see. Never who sent it: that was settled here.
+/// The request headers that are forwarded. Credentials are not among them: the request is already
+/// authenticated.
 const PASSED_ON: [HeaderName; 3] = [header::ACCEPT, header::CONTENT_LENGTH, header::CONTENT_TYPE];
 
-/// Whether a path is for a node itself. Its bodies are streamed, not collected, so limits on them are the node's own.
+/// Returns true if a path is for a node itself. Its bodies are streamed, so the node's own limits
+/// apply to them.
 pub(crate) fn is_for_a_node(path: &str) -> bool {
     let mut segments = path.trim_start_matches('/').split('/');
     let mut is = |expected: &str| segments.next() == Some(expected);
     is("api") && is("v1") && is("nodes") && segments.next().is_some() && segments.next() == Some("proxy")
 }
 
-/// Passes a request on to a node, and its answer back.
+/// Forwards a request to a node and returns its answer.
 pub(crate) async fn proxy<B>(
     server: &Arc<Inner>,
     parts: &request::Parts,
@@ -70,7 +72,7 @@ where
 
     let mut answer = Response::new(());
     *answer.status_mut() = match response.status() {
-        // Nothing was asked to be upgraded.
+        // The request asked for no upgrade.
         StatusCode::SWITCHING_PROTOCOLS => StatusCode::BAD_GATEWAY,
         status => status,
     };
@@ -89,7 +91,7 @@ where
     Ok(answer.map(|()| StreamBody::new(frames).boxed_unsync()))
 }
 
-/// The path behind `/proxy`, and the query.
+/// Returns the path behind `/proxy`, with the query.
 fn on_the_node(parts: &request::Parts) -> Result<http::Uri, ApiError> {
     let behind = parts.uri.path().trim_start_matches('/').splitn(6, '/').nth(5).unwrap_or_default();
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();

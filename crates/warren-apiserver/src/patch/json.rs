@@ -1,5 +1,6 @@
-//! JSON patches, with bounds: a few operations that copy or nest can ask for more memory than there is, or for an object so
-//! deep that walking it overflows the stack. Each operation is checked before it is carried out.
+//! JSON patches, with limits. A few operations that copy or nest could exhaust the memory, or build
+//! an object so deep that walking it overflows the stack. Each operation is checked before it is
+//! applied.
 
 use json_patch::PatchOperation;
 use serde_json::Value;
@@ -7,9 +8,10 @@ use serde_json::Value;
 use crate::limits::{DEEPEST_OBJECT, depth_within};
 use crate::status::ApiError;
 
-/// As on the real server.
+/// The limit of kube-apiserver.
 const MOST_OPERATIONS: usize = 10_000;
-/// What copies may add to an object in all; the real server's limit, which is also its largest body.
+/// The maximum size that copies may add, in bytes: the limit of kube-apiserver, and its largest
+/// body.
 const LARGEST_COPIES: usize = 3 << 20;
 
 pub(super) fn check_count(operations: usize) -> Result<(), ApiError> {
@@ -21,7 +23,7 @@ pub(super) fn check_count(operations: usize) -> Result<(), ApiError> {
     }
 }
 
-/// Carries out a patch. After an error the object is half changed, and to be thrown away.
+/// Applies a patch. After an error the object is partly changed and must be discarded.
 pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), ApiError> {
     let mut copied = 0;
     for operation in patch {
@@ -46,7 +48,7 @@ pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), 
                 }
             }
         }
-        // To the real server a field that is not there is null, which is how kube's finalizers ask for it.
+        // kube-apiserver treats a missing field as null. The finalizers of `kube` depend on it.
         if let PatchOperation::Test(test) = operation
             && test.value.is_null()
             && let Some((parent, _)) = test.path.as_str().rsplit_once('/')
@@ -55,7 +57,7 @@ pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), 
         {
             continue;
         }
-        // The real server lets a replacement put something where nothing was, if there is an object to put it in.
+        // kube-apiserver lets a replace operation add a missing field to an existing object.
         if let PatchOperation::Replace(replace) = operation
             && let Some((parent, name)) = replace.path.as_str().rsplit_once('/')
             && let Some(Value::Object(parent)) = object.pointer_mut(parent)
@@ -63,14 +65,15 @@ pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), 
             parent.insert(name.replace("~1", "/").replace("~0", "~"), replace.value.clone());
             continue;
         }
-        // Without undo: the object is a copy, and what the library cannot undo makes it panic.
+        // Do not roll back after an error: the object is a copy, and the library panics where it
+        // cannot roll back.
         json_patch::patch_unsafe(object, std::slice::from_ref(operation))
             .map_err(|_| ApiError::patch_does_not_apply())?;
     }
     Ok(())
 }
 
-/// About the size of a value as text.
+/// Returns the approximate size of a value as text.
 fn size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len() + 2,

@@ -1,4 +1,4 @@
-//! Strategic merge patch: like a merge patch, but lists whose entries have a key are merged entry by entry.
+//! Strategic merge patch: like a merge patch, but keyed lists are merged entry by entry.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,8 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 
-/// Merges `patch` into `original`. The schema says which lists have keys; without one, lists are replaced.
+/// Merges `patch` into `original`. The schema names the keys of lists. Without a schema, lists are
+/// replaced.
 pub(super) fn merge(original: &mut Value, patch: &Value, schema: Option<&Schema>) {
     let Some(patch) = patch.as_object() else {
         *original = patch.clone();
@@ -85,7 +86,7 @@ fn merge_list(original: &mut Value, patch: &[Value], schema: Option<&Schema>) {
         None => left == right,
     };
     let mut old: Vec<(usize, Value)> = std::mem::take(list).into_iter().enumerate().collect();
-    // Where each entry of the patch was before; nowhere is before everything.
+    // The old position of each entry of the patch. `None` sorts first.
     let mut patched: Vec<(Option<usize>, Value)> = Vec::with_capacity(patch.len());
     for item in patch {
         let place = old.iter().position(|(_, candidate)| same(candidate, item));
@@ -101,7 +102,8 @@ fn merge_list(original: &mut Value, patch: &[Value], schema: Option<&Schema>) {
         }
         patched.push((place, entry));
     }
-    // Both keep their order; of two candidates the one that stood further ahead goes first.
+    // Both lists keep their order. Of two candidates, the one with the lower old position goes
+    // first.
     let (mut old, mut patched) = (old.into_iter().peekable(), patched.into_iter().peekable());
     loop {
         let next = match (old.peek(), patched.peek()) {
@@ -118,7 +120,7 @@ fn merge_list(original: &mut Value, patch: &[Value], schema: Option<&Schema>) {
     }
 }
 
-/// Puts the entries that the order names into that order; the others stay behind the entry they followed.
+/// Sorts the entries that `order` names. Each other entry stays behind its predecessor.
 fn reorder(list: &mut Vec<Value>, order: &[Value], key: Option<&str>) {
     let rank = |item: &Value| {
         let same = |wanted: &Value| match key {

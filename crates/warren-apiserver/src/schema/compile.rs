@@ -1,3 +1,5 @@
+//! Compilation of OpenAPI schemas.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -7,10 +9,9 @@ use thiserror::Error;
 use super::rules::Rules;
 use super::{Format, Limits, ListShape, Schema, Type};
 
-/// Nesting beyond which a schema is refused; real ones stay below a third of it.
+/// The maximum nesting. Real schemas stay below a third of it.
 const DEEPEST: usize = 64;
 
-/// Why a schema cannot be used.
 #[derive(Debug, Error, PartialEq)]
 pub(crate) enum SchemaError {
     #[error("schema nests deeper than {DEEPEST} levels")]
@@ -21,10 +22,10 @@ pub(crate) enum SchemaError {
     Rule { path: String, rule: String, cause: String },
 }
 
-/// Compiles schemas, sharing those that are referred to by name.
+/// Compiles schemas. Schemas that are referred to by name are shared.
 #[derive(Default)]
 pub(crate) struct Compiler<'a> {
-    /// What `$ref` may point at; empty for custom resources, whose schemas may not refer.
+    /// The targets of `$ref`. `None` for custom resources, whose schemas have no references.
     components: Option<&'a Map<String, Value>>,
     named: HashMap<String, Arc<Schema>>,
 }
@@ -44,7 +45,7 @@ impl<'a> Compiler<'a> {
 
     fn reference(&mut self, reference: &str, depth: usize) -> Result<Arc<Schema>, SchemaError> {
         let name = reference.rsplit('/').next().unwrap_or(reference);
-        // The schema of schemas refers to itself, and there is nothing to prune in it.
+        // The schema of schemas refers to itself and prunes nothing.
         if name.ends_with(".JSONSchemaProps") {
             return Ok(Arc::new(Schema { preserve_unknown: true, ..Schema::default() }));
         }
@@ -58,7 +59,8 @@ impl<'a> Compiler<'a> {
         if name.ends_with(".MicroTime") {
             compiled.format = Format::MicroTime;
         }
-        // The embedded schemas leave defaults out. This one is needed: it is part of the key of a port.
+        // The embedded schemas have no defaults. This one is needed because the protocol is part of
+        // a port's key.
         if name.ends_with(".ServicePort") || name.ends_with(".ContainerPort") {
             let default = Some(Box::new(Value::from("TCP")));
             let protocol = Schema { type_: Some(Type::String), default, ..Schema::default() };
@@ -114,8 +116,8 @@ impl<'a> Compiler<'a> {
         if let Some(items) = source.get("items") {
             schema.items = Some(self.child(items, depth, &format!("{path}[*]"))?);
         }
-        // A bare object or an empty schema says nothing about its fields; the types of the real server that look
-        // like this (raw JSON, managed fields) keep what they are given.
+        // A bare object or an empty schema does not list its fields. Built-in types of this form
+        // (raw JSON, managed fields) keep all fields.
         let says_nothing =
             schema.properties.is_empty() && schema.additional.is_none() && schema.items.is_none();
         if self.components.is_some() && says_nothing && matches!(schema.type_, None | Some(Type::Object)) {
@@ -144,7 +146,7 @@ impl<'a> Compiler<'a> {
             let sources = source.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
             sources.iter().map(|source| self.node(source, depth + 1, path)).collect::<Result<Vec<_>, _>>()
         };
-        // Quantities are spelled `oneOf string, number` in the built-in schemas, and integers pass as numbers.
+        // Built-in schemas spell quantities as `oneOf: string, number`. Integers pass as numbers.
         let limits = Limits {
             one_of_values: source.get("enum").and_then(Value::as_array).cloned(),
             minimum: number("minimum").map(|bound| (bound, flag("exclusiveMinimum"))),

@@ -1,8 +1,10 @@
+//! Defaults of schemas.
+
 use serde_json::Value;
 
 use super::Schema;
 
-/// Fills in the schema's defaults, everywhere that a default applies.
+/// Fills in the schema's defaults, at all levels.
 pub(crate) fn apply_defaults(value: &mut Value, schema: &Schema) {
     if !schema.has_defaults {
         return;
@@ -15,7 +17,7 @@ pub(crate) fn apply_defaults(value: &mut Value, schema: &Schema) {
                 if let Some(default) = &property.default {
                     let missing = match object.get(name) {
                         None => true,
-                        // An explicit null means the default, unless null is a value of its own there.
+                        // An explicit null means the default, unless the field is nullable.
                         Some(Value::Null) => !property.nullable,
                         Some(_) => false,
                     };

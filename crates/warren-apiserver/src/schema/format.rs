@@ -1,9 +1,9 @@
-//! The formats of strings and numbers, as far as the real server checks them.
+//! Formats of strings and numbers that kube-apiserver checks.
 
-/// What `format` says.
+/// The value of `format`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Nothing, or something that nobody checks.
+    /// No format, or one that is not checked.
     #[default]
     None,
     Int32,
@@ -11,7 +11,7 @@ pub(crate) enum Format {
     Float,
     Double,
     DateTime,
-    /// A date and time of the built-in kinds that is written with microseconds.
+    /// A time of the built-in kinds, written with microseconds.
     MicroTime,
     Date,
     Ipv4,
@@ -44,7 +44,7 @@ impl Format {
         NAMES.iter().find(|(format, _)| *format == self).map(|(_, name)| *name)
     }
 
-    /// Whether a string has the format.
+    /// Returns true if a string has the format.
     pub fn accepts(self, text: &str) -> bool {
         match self {
             Format::None | Format::Int32 | Format::Int64 | Format::Float | Format::Double => true,
@@ -69,7 +69,7 @@ impl Format {
     }
 }
 
-/// What the real server's decoder says about a time that it cannot read; nothing if it can.
+/// Returns the message of kube-apiserver's decoder for an invalid time, or `None` if it is valid.
 pub(super) fn time_error(text: &str, format: Format) -> Option<String> {
     let (layout, fraction) = match format {
         Format::DateTime => ("2006-01-02T15:04:05Z07:00", ""),
@@ -77,7 +77,7 @@ pub(super) fn time_error(text: &str, format: Format) -> Option<String> {
         _ => return None,
     };
     let mut rest = text;
-    // What stands between the elements belongs to the element before it.
+    // A separator belongs to the element before it.
     for (element, digits, separator) in
         [("2006", 4, "-"), ("01", 2, "-"), ("02", 2, "T"), ("15", 2, ":"), ("04", 2, ":"), ("05", 2, "")]
     {
@@ -118,8 +118,8 @@ pub(super) fn time_error(text: &str, format: Format) -> Option<String> {
     (!is_time(text)).then(|| format!("parsing time {text:?}: day out of range"))
 }
 
-/// Whether this is a time. The last day of the year 9999 is one, too, although a [`jiff::Timestamp`] cannot be so late: the same day a
-/// year earlier tells.
+/// Returns true for a valid time. A [`jiff::Timestamp`] cannot hold the last day of the year 9999,
+/// so times of that year are checked in 9998.
 fn is_time(text: &str) -> bool {
     let is = |text: &str| text.parse::<jiff::Timestamp>().is_ok();
     is(text) || text.strip_prefix("9999-").is_some_and(|rest| is(&format!("9998-{rest}")))

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Schema;
 
-/// Fields by name, sorted. Every walk of every object looks its fields up here: to compare a few names costs less than to
-/// hash one, and a list takes less memory than a table.
+/// Fields sorted by name. Each walk of an object looks its fields up here. Comparing a few names
+/// costs less than hashing one, and a list takes less memory than a table.
 #[derive(Debug, Default)]
 pub(crate) struct Properties(Vec<(Box<str>, Arc<Schema>)>);
 
@@ -22,7 +22,7 @@ impl Properties {
         self.0.is_empty()
     }
 
-    /// Adds a field, or gives it another schema.
+    /// Adds a field or replaces its schema.
     pub fn insert(&mut self, name: Box<str>, schema: Arc<Schema>) {
         match self.position(&name) {
             Ok(index) => self.0[index].1 = schema,

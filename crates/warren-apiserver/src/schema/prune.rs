@@ -1,8 +1,10 @@
+//! Removal of unknown fields, empty maps and nulls.
+
 use serde_json::{Map, Value};
 
 use super::{Schema, Type, in_entry, in_field, join};
 
-/// Removes every field that the schema does not know, and adds their paths to `unknown`.
+/// Removes the fields that the schema does not know and adds their paths to `unknown`.
 pub(crate) fn prune(value: &mut Value, schema: &Schema, unknown: &mut Vec<String>) {
     prune_below(value, schema, &mut String::new(), unknown);
 }
@@ -28,7 +30,8 @@ fn prune_object(
     unknown: &mut Vec<String>,
 ) {
     object.retain(|name, child| {
-        // The root and embedded resources have these by nature, whether or not the schema mentions them.
+        // The root and embedded resources always have these fields, even if the schema does not
+        // name them.
         let is_resource =
             schema.embedded_resource && matches!(name.as_str(), "apiVersion" | "kind" | "metadata");
         match schema.field(name) {
@@ -45,8 +48,8 @@ fn prune_object(
     });
 }
 
-/// Removes empty maps the way encoding the real server's types does: there, an empty map and none are the same. An empty
-/// struct is not, and it is told apart by having named fields.
+/// Removes empty maps, as encoding with kube-apiserver's Go types does: an empty map equals none.
+/// Empty structs stay; they are recognised by having named fields.
 pub(crate) fn drop_empty_maps(value: &mut Value, schema: &Schema) {
     match value {
         Value::Object(object) => object.retain(|name, child| {
@@ -64,7 +67,7 @@ pub(crate) fn drop_empty_maps(value: &mut Value, schema: &Schema) {
     }
 }
 
-/// Removes nulls from where a custom resource's schema does not allow them.
+/// Removes nulls that a custom resource's schema does not allow.
 pub(crate) fn drop_unwanted_nulls(value: &mut Value, schema: &Schema) {
     match value {
         Value::Object(object) => object.retain(|name, child| {
@@ -81,8 +84,8 @@ pub(crate) fn drop_unwanted_nulls(value: &mut Value, schema: &Schema) {
     }
 }
 
-/// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same. In a map of
-/// texts a null is the empty text.
+/// Removes nulls, as decoding into kube-apiserver's Go types does: a null equals an absent field.
+/// In a map of strings a null becomes the empty string.
 pub(crate) fn drop_nulls(value: &mut Value, schema: Option<&Schema>) {
     match value {
         Value::Object(object) => {

@@ -1,11 +1,12 @@
-//! Which fields of an object its rules look at. Turning a value into CEL costs more than judging it, and a rule about one field of a
-//! spec must not pay for the pod template beside it.
+//! Finds the fields that an object's rules read. Converting a value to CEL costs more than
+//! evaluating the rule, and a rule about one field of a spec should not pay for the pod template
+//! beside it.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-/// What the rules of one node need to see.
+/// The part of a value that the rules of one node read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reads {
     /// The whole value.
@@ -15,11 +16,12 @@ pub(super) enum Reads {
 }
 
 impl Reads {
-    /// Reads off what some expressions look at. Where that is not plain from their text it is everything.
+    /// Collects the fields that expressions read. If the text leaves any doubt, returns
+    /// `Everything`.
     pub fn of<'a>(expressions: impl Iterator<Item = &'a str>) -> Reads {
         let mut fields: Vec<Box<str>> = Vec::new();
         for expression in expressions {
-            // Also inside of quoted text: there it names a field too many, or everything, and does no harm.
+            // A match inside a string literal only adds a field too many, which does no harm.
             for rest in uses(expression, "self").chain(uses(expression, "oldSelf")) {
                 let Some(field) = field_of(rest) else { return Reads::Everything };
                 if !fields.iter().any(|known| **known == *field) {
@@ -30,7 +32,7 @@ impl Reads {
         Reads::Fields(fields)
     }
 
-    /// The value as far as the rules look at it.
+    /// Reduces a value to the part that the rules read.
     pub fn narrow<'a>(&self, value: &'a Value) -> Cow<'a, Value> {
         match (self, value) {
             (Reads::Fields(fields), Value::Object(object)) => {
@@ -44,12 +46,12 @@ impl Reads {
     }
 }
 
-/// Whether an expression compares with what was there before.
+/// Returns true if an expression refers to the old value.
 pub(super) fn looks_back(expression: &str) -> bool {
     uses(expression, "oldSelf").next().is_some()
 }
 
-/// What follows each use of a variable.
+/// Returns the text after each use of a variable.
 fn uses<'a>(expression: &'a str, variable: &'static str) -> impl Iterator<Item = &'a str> {
     expression.match_indices(variable).filter_map(move |(start, _)| {
         let rest = &expression[start + variable.len()..];
@@ -59,7 +61,8 @@ fn uses<'a>(expression: &'a str, variable: &'static str) -> impl Iterator<Item =
     })
 }
 
-/// The field in `.field`; nothing for a call, or for a name that CEL spells differently from JSON.
+/// Returns the field in `.field`. Returns `None` for a call, and for a name that CEL spells
+/// differently from JSON.
 fn field_of(rest: &str) -> Option<&str> {
     let rest = rest.trim_start().strip_prefix('.')?.trim_start();
     let end = rest.find(|character| !in_name(character)).unwrap_or(rest.len());

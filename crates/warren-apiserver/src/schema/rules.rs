@@ -1,6 +1,6 @@
-//! CEL rules (`x-kubernetes-validations`). Each node that has rules is handed to `kube-cel` on its own, so that a
-//! rule-free subtree, such as a whole pod template, costs nothing; and so that transition rules compare list-map
-//! entries by their keys and not by their position.
+//! CEL rules (`x-kubernetes-validations`). Each node with rules is evaluated by `kube-cel` on its
+//! own. A subtree without rules, such as a pod template, then costs nothing, and transition rules
+//! match entries of list maps by key and not by position.
 
 use std::cell::RefCell;
 
@@ -15,9 +15,9 @@ use crate::status::{FieldError, Problem};
 pub(crate) struct Rules {
     compiled: CompiledSchema,
     reads: Reads,
-    /// Whether every rule compares with what was there before, so that a new value has nothing to be judged by.
+    /// True if every rule is a transition rule, so that none applies to a new value.
     judges_changes_alone: bool,
-    /// What the library does not pass on: rule, field path, message.
+    /// Texts that the library does not return: rule, field path, message.
     texts: Vec<RuleText>,
 }
 
@@ -34,7 +34,8 @@ impl std::fmt::Debug for Rules {
 }
 
 thread_local! {
-    // Building a validator registers every extension function; it is not shareable between threads.
+    // A validator is expensive to build, because it registers all extension functions, and it
+    // cannot be shared between threads.
     static VALIDATOR: RefCell<Option<Validator>> = const { RefCell::new(None) };
 }
 
@@ -92,7 +93,7 @@ impl Rules {
         });
         for failure in failures {
             let texts = self.texts.iter().find(|texts| *texts.rule == *failure.rule);
-            // The real server has no path for the object itself and prints that.
+            // kube-apiserver prints this for the path of the object itself.
             let shown = |field: String| if field.is_empty() { "<nil>".to_owned() } else { field };
             if failure.kind != ErrorKind::ValidationFailure {
                 let rule =
@@ -120,7 +121,7 @@ impl Rules {
     }
 }
 
-/// Why one rule of a schema does not compile.
+/// Returns the compile error of one rule, if any.
 pub(crate) fn rule_error(schema: &Value, rule: &Value) -> Option<String> {
     let mut alone = schema.clone();
     alone["x-kubernetes-validations"] = Value::Array(vec![rule.clone()]);
@@ -133,8 +134,8 @@ pub(crate) fn rule_error(schema: &Value, rule: &Value) -> Option<String> {
     }
 }
 
-/// Compiles the rules of one node. The parser goes down several functions for each level of an expression, so those that are
-/// not small get a stack of their own, and those that are out of all proportion are not looked at.
+/// Compiles the rules of one node. The parser recurses through several functions for each level of
+/// an expression, so larger expressions get a stack of their own and extreme ones are refused.
 fn compile(source: &Value) -> Result<CompiledSchema, String> {
     const SMALL: usize = 200;
     let rules = source["x-kubernetes-validations"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -151,8 +152,8 @@ fn compile(source: &Value) -> Result<CompiledSchema, String> {
     crate::limits::on_a_deep_stack(|| compile_schema(&schema)).map_err(|error| error.to_string())
 }
 
-/// The schema that `kube-cel` needs to turn values into CEL values: names, maps and formats, without any rule or
-/// default below the node itself.
+/// Returns the schema that `kube-cel` needs to convert values to CEL: names, maps and formats,
+/// without the rules and defaults below the node.
 fn shallow(source: &Value, root: bool) -> Value {
     let Some(source) = source.as_object() else { return source.clone() };
     let mut out = Map::new();
@@ -182,7 +183,7 @@ fn shallow(source: &Value, root: bool) -> Value {
     out.into()
 }
 
-/// Evaluates every rule that applies to `value`; `old` is what was there before, for transition rules.
+/// Evaluates all rules that apply to `value`. `old` is the previous value, for transition rules.
 pub(crate) fn check_rules(value: &Value, old: Option<&Value>, schema: &Schema, errors: &mut Vec<FieldError>) {
     check_below(value, old, schema, &mut String::new(), errors);
 }
@@ -212,7 +213,7 @@ fn check_below(
         Value::Array(items) => {
             let Some(item_schema) = &schema.items else { return };
             for (index, item) in items.iter().enumerate() {
-                // Only entries of list maps can be told apart across versions.
+                // Only entries of list maps can be matched across versions.
                 let old = match &schema.list {
                     ListShape::Map(keys) => {
                         let key = map_key(item, keys, schema);

@@ -1,10 +1,12 @@
+//! Validation against schemas.
+
 use serde_json::Value;
 
 use super::format::{Format, time_error};
 use super::{Limits, ListShape, Schema, Type, in_entry, in_field, join, type_name};
 use crate::status::{FieldError, Problem};
 
-/// Checks a value against its schema, adding one error per violation in the words of the real server.
+/// Checks a value against its schema. Adds one error per violation, with kube-apiserver's message.
 pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
     validate_below(value, schema, &mut path.to_owned(), errors);
 }
@@ -16,7 +18,8 @@ fn validate_below(value: &Value, schema: &Schema, path: &mut String, errors: &mu
     if !has_type(value, schema) {
         let wanted = if schema.int_or_string { Some("integer,string") } else { schema.type_.map(Type::name) };
         if let Some(wanted) = wanted {
-            // Where there is a format it is named instead of the type, except to texts and lists.
+            // If the schema has a format, errors name it instead of the type, except for strings
+            // and lists.
             let by_format = schema.format.name().filter(|_| !value.is_string() && !value.is_array());
             let (wanted, actual) = match by_format {
                 Some(format) => (format, format_of(value)),
@@ -27,7 +30,7 @@ fn validate_below(value: &Value, schema: &Schema, path: &mut String, errors: &mu
             errors.push(FieldError { field: path.clone(), problem });
         }
         check_range(value, schema, path, errors);
-        // Of the limits only the list of values makes sense for any type.
+        // Of the limits only the list of values applies to any type.
         if let Some(limits) = &schema.limits {
             check_one_of_values(value, limits, path, errors);
         }
@@ -67,7 +70,8 @@ fn validate_below(value: &Value, schema: &Schema, path: &mut String, errors: &mu
     }
 }
 
-/// Brings every quantity of a built-in object into its canonical form (`0.5` is `500m`). False if one is none.
+/// Converts all quantities of a built-in object to canonical form (`0.5` becomes `500m`). Returns
+/// false if one is invalid.
 pub(crate) fn canonical_quantities(value: &mut Value, schema: &Schema) -> bool {
     if schema.quantity {
         let Some(canonical) = crate::kinds::canonical_quantity(value) else { return false };
@@ -88,7 +92,7 @@ pub(crate) fn canonical_quantities(value: &mut Value, schema: &Schema) -> bool {
     }
 }
 
-/// How the real server's decoder names the format of a value that is neither text nor list.
+/// Returns kube-apiserver's name for the format of a value that is neither string nor list.
 fn format_of(value: &Value) -> &'static str {
     match value {
         Value::Number(number) if number.is_f64() => "float64",
@@ -97,12 +101,12 @@ fn format_of(value: &Value) -> &'static str {
     }
 }
 
-/// A number that its integer type cannot hold.
+/// Checks that a number fits its integer type.
 fn check_range(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
     let (Value::Number(number), Some(Type::Integer)) = (value, schema.type_) else { return };
     let whole = number.as_i64().or_else(|| {
         let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < 9e18)?;
-        // Checked just above: it is whole and within range.
+        // The cast is exact: the line above checked for a whole number in range.
         Some(float as i64)
     });
     let fits = whole.is_some_and(|whole| schema.format != Format::Int32 || i32::try_from(whole).is_ok());
@@ -116,16 +120,16 @@ fn check_range(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<Fiel
     }
 }
 
-/// Why an object of a built-in kind cannot be decoded.
+/// An error while decoding an object of a built-in kind.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Undecodable {
-    /// A value of another type than the schema's: its path, and what it is.
+    /// A value of the wrong type: its path and its actual type.
     Type { path: String, actual: String },
-    /// A time that is none.
+    /// An invalid time.
     Time(String),
 }
 
-/// The first value that cannot be decoded.
+/// Returns the first value that cannot be decoded.
 pub(crate) fn check_types(value: &Value, schema: &Schema) -> Option<Undecodable> {
     check_types_below(value, schema, &mut String::new())
 }
@@ -134,7 +138,7 @@ fn check_types_below(value: &Value, schema: &Schema, path: &mut String) -> Optio
     if !value.is_null() && !has_type(value, schema) {
         let wanted = schema.type_?;
         let actual = match value {
-            // A number that almost fits is shown.
+            // The message shows a number that is no integer.
             Value::Number(number) if wanted == Type::Integer => format!("number {number}"),
             Value::Number(_) => "number".to_owned(),
             Value::Bool(_) => "bool".to_owned(),
@@ -171,7 +175,7 @@ fn has_type(value: &Value, schema: &Schema) -> bool {
         | (Type::String, Value::String(_))
         | (Type::Number, Value::Number(_))
         | (Type::Boolean, Value::Bool(_)) => true,
-        // 1.0 is an integer to the real server as well.
+        // kube-apiserver accepts 1.0 as an integer too.
         (Type::Integer, Value::Number(number)) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
         _ => false,
     }
@@ -230,7 +234,7 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
 
 fn check_factor(value: &Value, number: f64, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
     let Some(factor) = limits.multiple_of.filter(|factor| *factor != 0.0) else { return };
-    // The real server turns the factor into the type of the value first.
+    // kube-apiserver first converts the factor to the type of the value.
     let factor = if value.is_f64() { factor } else { factor.trunc() };
     if factor <= 0.0 {
         let detail = format!("factor MultipleOf declared for {path} must be positive: {factor}");
@@ -251,7 +255,7 @@ fn check_one_of_values(value: &Value, limits: &Limits, path: &str, errors: &mut 
     }
 }
 
-/// The first thing wrong with a string; the real server stops there as well.
+/// Returns the first error of a string. kube-apiserver stops there too.
 fn check_text(text: &str, limits: &Limits, path: &str) -> Option<FieldError> {
     let length = text.chars().count();
     if let Some(most) = limits.max_length.filter(|most| length > *most) {
@@ -278,7 +282,7 @@ fn check_logic(value: &Value, schema: &Schema, limits: &Limits, path: &str, erro
     for branch in &limits.all_of {
         validate(value, branch, path, errors);
     }
-    // `anyOf integer, string` is how an int-or-string is spelled; its type has been checked already.
+    // An int-or-string is spelled `anyOf: integer, string`; its type has already been checked.
     if schema.int_or_string {
         return;
     }
@@ -297,7 +301,7 @@ fn check_logic(value: &Value, schema: &Schema, limits: &Limits, path: &str, erro
     }
 }
 
-/// List types: entries of a set are distinct, entries of a map have distinct keys.
+/// Checks list types: entries of a set, and keys of a map, must be distinct.
 fn check_list(items: &[Value], schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
     let identity = |item: &Value| match &schema.list {
         ListShape::Atomic => None,
@@ -315,7 +319,7 @@ fn check_list(items: &[Value], schema: &Schema, path: &str, errors: &mut Vec<Fie
     }
 }
 
-/// The key fields of a list-map entry, with the defaults that the schema gives them.
+/// Returns the key fields of a list-map entry, with the schema's defaults.
 pub(super) fn map_key(item: &Value, keys: &[Box<str>], list: &Schema) -> Value {
     let field = |key: &str| {
         item.get(key).cloned().or_else(|| {

@@ -1,3 +1,5 @@
+//! The verb `create`.
+
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::Value;
@@ -14,7 +16,7 @@ use crate::server::Inner;
 use crate::status::ApiError;
 use crate::{admission, admit};
 
-/// How often a generated name that turns out to be taken is drawn again.
+/// The number of attempts to find a free generated name.
 const GENERATE_ATTEMPTS: usize = 8;
 
 pub(super) async fn create(
@@ -29,16 +31,16 @@ pub(super) async fn create(
     Ok(warn(response, call, &warnings))
 }
 
-/// How a new object comes by its managers.
+/// The origin of a new object's managers.
 #[derive(Debug)]
 pub(super) enum Ownership {
-    /// Whoever creates it owns what it says.
+    /// A create: its manager owns all fields that were sent.
     Update,
-    /// It was applied, which says who owns what.
+    /// An apply: it has computed the managers.
     Applied(Bytes),
 }
 
-/// Creates a decoded object: also what an apply does, and an update for kinds that allow it to.
+/// Creates a decoded object. Also used by an apply, and by an update for kinds that allow it.
 pub(super) async fn create_object(
     server: &Inner,
     call: &Call<'_>,
@@ -62,7 +64,7 @@ pub(super) async fn create_object(
         metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
     }
     admission::default(&call.target, &mut object)?;
-    // What follows is the server's doing, and nobody's.
+    // Fields that the server sets from here on have no manager.
     let sent = metadata_mut(&mut object).shift_remove("managedFields");
     let managed_fields = match ownership {
         Ownership::Update => track(call, None, sent.as_ref(), &object)?,
@@ -93,7 +95,7 @@ pub(super) async fn create_object(
             let created = metadata::text(&object, "creationTimestamp");
             writes.extend(server.namespace_writes(&name, created));
         }
-        // Kept for another attempt only where there may be one.
+        // Keep a copy only if another attempt is possible.
         let tree = if may_try_again { object.clone() } else { std::mem::take(&mut object) };
         let action = Action::Put(Body { tree, managed_fields: managed_fields.clone() });
         writes.insert(0, Write { key: call.key_of(&name), expect: Expect::Absent, action });
@@ -137,7 +139,7 @@ pub(super) async fn create_object(
     unreachable!("the loop ends by returning")
 }
 
-/// Gives a service its address and ports.
+/// Allocates the address and ports of a service.
 fn allocate(server: &Inner, call: &Call<'_>, object: &mut Value) -> Result<Taken, ApiError> {
     match &*call.target.definition.resource {
         "services" => server.allocation.allocate(object, None),
@@ -145,7 +147,7 @@ fn allocate(server: &Inner, call: &Call<'_>, object: &mut Value) -> Result<Taken
     }
 }
 
-/// The namespace of the path is the namespace of the object.
+/// Sets the namespace of the path on the object.
 fn place(call: &Call<'_>, object: &mut Value) -> Result<(), ApiError> {
     let sent = metadata::text(object, "namespace").to_owned();
     if let (Some(name), sent_name) = (call.name, metadata::text(object, "name"))
@@ -170,7 +172,7 @@ fn place(call: &Call<'_>, object: &mut Value) -> Result<(), ApiError> {
     }
 }
 
-/// New objects need a namespace that exists and stays.
+/// Checks that the namespace of a new object exists and is not being deleted.
 fn check_namespace(server: &Inner, call: &Call<'_>, name: &str) -> Result<(), ApiError> {
     let Some(namespace) = call.namespace else { return Ok(()) };
     let found = server.store.newest(&Key::new("namespaces", "", namespace));

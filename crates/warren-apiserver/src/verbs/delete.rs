@@ -1,3 +1,5 @@
+//! The verbs `delete` and `deletecollection`, and evictions.
+
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
@@ -16,7 +18,7 @@ use crate::status::{ApiError, FieldError, Subject};
 
 const ATTEMPTS: usize = 64;
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
-/// Deletions of a collection that wait for the disk at the same time.
+/// Deletions of a collection that run concurrently.
 const CONCURRENT_DELETIONS: usize = 64;
 
 /// `DeleteOptions`, from the body or the query.
@@ -77,7 +79,7 @@ impl DeleteOptions {
 
 fn parse_options(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
     let sent = admission::parse(call.content_type(), body, DELETE_OPTIONS).map_err(|mut error| {
-        // The only body whose decoder does not say what it should have been.
+        // Only here kube-apiserver's message does not name the expected type.
         let prefix = "the object provided is unrecognized (must be of type DeleteOptions): ";
         if let Some(rest) = error.message.strip_prefix(prefix) {
             let cause = rest.rsplit_once(" (").map_or(rest, |(cause, _)| cause);
@@ -102,7 +104,6 @@ fn parse_options(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
     Ok(sent)
 }
 
-/// What a deletion came to.
 pub(crate) enum Removal {
     Gone(Arc<Object>),
     Waiting(Arc<Object>),
@@ -130,7 +131,7 @@ pub(super) async fn delete(
     })
 }
 
-/// `pods/eviction`: a deletion that disruption budgets could forbid, if there were any.
+/// Serves `pods/eviction`: a deletion. There are no disruption budgets that could forbid it.
 pub(super) async fn evict(
     server: &Inner,
     call: &Call<'_>,
@@ -180,15 +181,14 @@ async fn remove_listed(
     options: &DeleteOptions,
 ) -> Result<Option<Arc<Object>>, ApiError> {
     match remove(server, &call.target.definition, &object.key, options, call.now, call.ahead).await {
-        // Somebody else was quicker, which is what was wanted.
+        // Another client deleted it first, so the goal is reached.
         Err(RemoveError::Write(WriteError::Missing(_))) => Ok(None),
         Err(error) => Err(error.into_api_error(call, &object.key.name)),
-        // The answer shows what was found, not what became of it.
+        // The answer shows the object as it was found.
         Ok(_) => Ok(Some(object)),
     }
 }
 
-/// Why a deletion did not happen.
 pub(crate) enum RemoveError {
     Precondition(String),
     Write(WriteError),
@@ -208,8 +208,8 @@ impl RemoveError {
     }
 }
 
-/// Deletes an object the way a client's request does: finalizers and grace periods are respected. Also what the
-/// garbage collector calls.
+/// Deletes an object like a client's request: finalizers and grace periods are respected. The
+/// garbage collector uses it too.
 pub(crate) async fn remove(
     server: &Inner,
     definition: &Definition,
@@ -263,7 +263,7 @@ pub(crate) async fn remove(
         }
         let action = match outcome {
             Outcome::Unchanged => {
-                // It may just have been marked, and not yet for good.
+                // The mark may be recent and not yet on disk.
                 server.store.reaches_disk(current.version).await.map_err(RemoveError::Write)?;
                 return Ok(Removal::Waiting(current));
             }
@@ -295,7 +295,7 @@ pub(crate) async fn remove(
     Err(RemoveError::Write(WriteError::Conflict { key: key.clone(), actual: 0 }))
 }
 
-/// A namespace stays, terminating, until the garbage collector has emptied it.
+/// Marks a namespace as terminating. It stays until the garbage collector has emptied it.
 fn terminate_namespace(mut namespace: Value, now: jiff::Timestamp) -> Outcome {
     let held = namespace["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
     if !held {

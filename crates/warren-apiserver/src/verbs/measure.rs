@@ -1,4 +1,4 @@
-//! `metrics.k8s.io`: asks the nodes what is used and says it as the metrics server does.
+//! `metrics.k8s.io`: asks the nodes for their usage and answers like the metrics server.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::server::Inner;
 use crate::status::{ApiError, Subject};
 use crate::{node, table};
 
-/// How long a node has to answer. One that does not is left out, as by the metrics server.
+/// The time limit of a node's answer. A slower node is left out, as by the metrics server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What matters of kubelet's `/stats/summary`.
+/// The parts of kubelet's `/stats/summary` that are used.
 #[derive(Debug, Deserialize)]
 struct Summary {
-    /// Over how many seconds its rates are; only our own nodes say so.
+    /// The period of its rates in seconds. Only Warren's own nodes report it.
     #[serde(default)]
     window: f64,
     node: NodeStats,
@@ -71,7 +71,7 @@ struct Memory {
     working_set_bytes: u64,
 }
 
-/// One object or a list of them.
+/// Answers with one object or a list of them.
 pub(super) async fn measure(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseBody>, ApiError> {
     let of_pods = call.target.definition.namespaced;
     let resource = Arc::from(if of_pods { "pods" } else { "nodes" });
@@ -167,7 +167,7 @@ fn pod_metrics(summaries: &HashMap<String, Summary>, object: &Object, value: &Va
 
 fn one(call: &Call<'_>, name: &str, items: Vec<Value>) -> Result<Response<ResponseBody>, ApiError> {
     let Some(mut item) = items.into_iter().next() else {
-        // The metrics server's words.
+        // This is the wording of the metrics server.
         let (kind, name) = match call.namespace {
             Some(namespace) => ("podmetrics", format!("{namespace}/{name}")),
             None => ("nodemetrics", name.to_owned()),
@@ -202,7 +202,7 @@ fn many(call: &Call<'_>, items: &[Value]) -> Response<ResponseBody> {
     respond::json(StatusCode::OK, &list)
 }
 
-/// As Kubernetes writes them: the largest unit that loses nothing.
+/// Formats with the largest unit that loses nothing, as Kubernetes does.
 fn nanocores(mut number: u64) -> String {
     let mut units = ["n", "u", "m"].into_iter();
     while number > 0 && number.is_multiple_of(1000) && units.len() > 0 {

@@ -1,3 +1,5 @@
+//! The verbs `get` and `list`.
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{Response, StatusCode};
@@ -21,10 +23,11 @@ pub(super) fn get(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseBo
     Ok(respond::object(StatusCode::OK, &call.target, &object, call.representation, call.now))
 }
 
-/// Where a list goes on. Opaque to clients; the letters are those of the real server's token.
+/// The position at which a list continues. Clients treat it as opaque. The field names are those of
+/// kube-apiserver's token.
 #[derive(Debug, Serialize, Deserialize)]
 struct Continue {
-    /// The version of the first page; negative in a token that gave up on consistency.
+    /// The version of the first page. Negative in a token that does not require consistency.
     rv: i64,
     /// Namespace and name of the last object sent.
     start: (String, String),
@@ -43,7 +46,8 @@ impl Continue {
             invalid(format!("illegal base64 data at input byte {at}"))
         })?;
         serde_json::from_slice(&bytes).map_err(|error| {
-            // A token may hold anything; the first byte that is no JSON is named as text.
+            // A token may hold any bytes. The message shows the first byte that is not JSON as
+            // text.
             let text = String::from_utf8_lossy(&bytes);
             invalid(crate::go_json::message(text.as_bytes(), &error))
         })
@@ -87,8 +91,8 @@ pub(super) fn list(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseB
     Ok(respond::list(&call.target, &list, token, call.representation, call.now))
 }
 
-/// The version at which a list must hold: only an exact match pins one, since every list here is the newest and so
-/// satisfies "not older than" by itself.
+/// Returns the version at which a list must hold. Only an exact match needs one: every list is the
+/// newest and so satisfies "not older than".
 fn requested_version(call: &Call<'_>) -> Result<Option<u64>, ApiError> {
     let version = match call.query.text("resourceVersion") {
         None => None,

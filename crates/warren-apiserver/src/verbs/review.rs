@@ -1,4 +1,5 @@
-//! Reviews: questions about users and permissions, answered from the request's own identity and the roles in force.
+//! Reviews: questions about users and permissions. They are answered from the request's identity
+//! and the roles in force.
 
 use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -66,7 +67,7 @@ pub(super) fn review(
     Ok(super::warn(response, call, &warnings))
 }
 
-/// The real server leaves the kind out of these.
+/// Builds the error of an invalid review. kube-apiserver omits the kind here.
 fn invalid(error: FieldError) -> ApiError {
     ApiError::invalid(Subject { group: "authorization.k8s.io", kind: "", name: "" }, vec![error])
 }
@@ -75,7 +76,7 @@ fn texts(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|text| Some(text.as_str()?.to_owned())).collect()
 }
 
-/// Whom a review asks about.
+/// Returns the user that a review asks about.
 fn subject(spec: &Value) -> Result<Identity, ApiError> {
     let (user, groups) = (spec["user"].as_str().unwrap_or_default(), texts(&spec["groups"]));
     if user.is_empty() && groups.is_empty() {

@@ -1,4 +1,5 @@
-//! `serviceaccounts/token`: a new token for an account, bound to it and to what the request names.
+//! `serviceaccounts/token`: a new token for an account, bound to it and to the object that the
+//! request names.
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use crate::status::{ApiError, FieldError, Subject};
 
 const GROUP: &str = "authentication.k8s.io";
 const KIND: &str = "TokenRequest";
-/// An hour, for requests that do not say.
+/// One hour, if the request does not say.
 const DEFAULT_SECONDS: i64 = 3600;
 const SHORTEST: i64 = 600;
 const LONGEST: i64 = 1 << 32;
@@ -30,7 +31,7 @@ pub(super) fn create(
     check_options(call, "CreateOptions", false)?;
     let definition = crate::kinds::token_request();
     let target = Target::new(&definition, "v1").ok_or_else(|| ApiError::internal("no token requests"))?;
-    // The same request, about another kind: that is what its fields are read and owned as.
+    // Decode the body as a TokenRequest and not as a ServiceAccount.
     let request = Call { target, query: Query::parse(&call.query.to_text()), ..*call };
     let decoded = admission::decode(&request, admission::parse_object(&request, body)?)?;
     let admission::Decoded { object: mut token, warnings } = decoded;
@@ -99,7 +100,7 @@ fn checked_seconds(token: &Value) -> Result<i64, ApiError> {
     Err(ApiError::invalid(Subject { group: GROUP, kind: KIND, name: "" }, vec![error]))
 }
 
-/// Binds a token to a pod, secret or node: it ends with them.
+/// Binds a token to a pod, secret or node. The token becomes invalid when the object is deleted.
 fn bind(server: &Inner, call: &Call<'_>, reference: &Value, claims: &mut Claims) -> Result<(), ApiError> {
     let text = |field: &str| reference[field].as_str().unwrap_or_default();
     let (kind, name) = (text("kind"), text("name"));

@@ -1,3 +1,5 @@
+//! The verbs `update` and `patch`, including server-side apply.
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,19 +21,19 @@ use crate::server::Inner;
 use crate::status::{ApiError, FieldError};
 use crate::tree::is_equal;
 
-/// Rounds of reading and writing before a change that keeps losing gives up. The real server has no limit but its
-/// request timeout; losing this often means that somebody writes in a loop.
+/// The number of attempts of a change that meets conflicts. kube-apiserver is limited by its
+/// request timeout only. This many conflicts mean that another client writes in a loop.
 const ATTEMPTS: usize = 64;
 
-/// What an update starts from and comes to.
+/// The change that a request asks for.
 enum Intent {
-    /// The whole object, as the client wants it.
+    /// Replace the whole object.
     Replace(Value),
-    /// A change to whatever is there.
+    /// Patch the current object.
     Patch(Patch),
 }
 
-/// The outcome of a change.
+/// The result of a change.
 enum Changed {
     Stored(Arc<Object>),
     DryRun(Value),
@@ -90,7 +92,7 @@ pub(super) async fn patch(
         && server.store.newest(&call.key()?).is_none()
     {
         match create_applied(server, call, configuration).await {
-            // Somebody else was faster, and there is something to apply to now.
+            // Another client created it first, so apply to that object.
             Err(error) if error.reason == "AlreadyExists" => {}
             answer => return answer,
         }
@@ -99,7 +101,6 @@ pub(super) async fn patch(
     Ok(warn(answer(call, &changed), call, &warnings))
 }
 
-/// An apply of an object that is not there makes it.
 async fn create_applied(
     server: &Inner,
     call: &Call<'_>,
@@ -125,7 +126,7 @@ async fn create_applied(
     Ok(warn(response, call, &warnings))
 }
 
-/// The object of that name is not the one that the client means.
+/// Returns the error for an object that has the name but another UID.
 fn another(call: &Call<'_>, meant: &str, present: &str) -> ApiError {
     let name = call.name.unwrap_or_default();
     let why = format!(
@@ -146,8 +147,9 @@ fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
     }
 }
 
-/// Reads, changes, writes; again from the start if somebody else wrote in between and the client did not insist on a
-/// version. Neither tree has managers in it: those stay text, which is read only where something changes hands.
+/// Reads, changes and writes an object. Starts again after a conflict, unless the client insists on
+/// a version. Neither tree contains the managers: they stay text and are parsed only if they
+/// change.
 async fn change(
     server: &Inner,
     call: &Call<'_>,
@@ -172,7 +174,7 @@ async fn change(
         let sent_uid = metadata::text(&new, "uid");
         let is_applied = matches!(intent, Intent::Patch(Patch::Apply(_)));
         let is_patched = matches!(intent, Intent::Patch(_)) && !is_applied;
-        // Of a custom resource's status everything but the status is thrown away before anybody looks at it.
+        // On a status update of a custom resource, all fields but the status are discarded first.
         let is_ignored = is_patched && call.subresource == Some("status") && call.target.definition.custom;
         if !sent_uid.is_empty() && sent_uid != &*current.meta.uid && !is_ignored {
             if is_patched {
@@ -211,9 +213,9 @@ async fn change(
             "services" => server.allocation.allocate(&mut new, Some(&old.tree))?,
             _ => Taken::default(),
         };
-        // A write that would change nothing but the times of its managers is not made.
+        // Skip a write that would change only the times of managers.
         if is_equal(&new, &old.tree) && same_but_for_time(&old.managed_fields, &managed_fields) {
-            // Somebody else may just have made it so, and not yet for good.
+            // The current state may be recent and not yet on disk.
             if call.ahead.is_none() {
                 server
                     .store
@@ -226,7 +228,8 @@ async fn change(
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
             && &*call.target.definition.resource == "namespaces";
         let finished = deletion::is_finished(&new) && !holds_namespace;
-        // An update that lets the object go is answered with what it wrote, although that was never stored.
+        // If an update clears the last finalizer, the answer shows what it wrote, although that is
+        // never stored.
         let body = Body { tree: new, managed_fields };
         let (action, last) = match finished {
             true => (Action::Delete, Some(body.whole())),
@@ -249,8 +252,9 @@ async fn change(
     Err(ApiError::modified(subject))
 }
 
-/// How soon a changed object must be on the disk for a client that writes ahead of it. It need not wait as long as nothing but its answer
-/// follows from the change, as is the case for custom objects; and what it writes of a status is for others to see.
+/// Returns how soon a change must be on disk for a client that writes ahead of it. Custom objects
+/// can wait, because only the answer depends on the change. A status cannot, because other clients
+/// read it.
 fn urgency(call: &Call<'_>, action: &Action) -> Urgency {
     match action {
         Action::Put(_) if call.target.definition.custom => match call.subresource {
@@ -261,20 +265,21 @@ fn urgency(call: &Call<'_>, action: &Action) -> Urgency {
     }
 }
 
-/// The object that the client asks for, in stored form and without managers.
+/// The requested object, in stored form and without managers.
 struct Proposed {
     object: Value,
     owners: Owners,
-    /// Whether the client insists on the version it names.
+    /// True if the client insists on the version that it names.
     insists: bool,
     warnings: Vec<String>,
 }
 
-/// How it is known who owns what in a proposed object.
+/// The origin of a proposed object's managers.
 enum Owners {
-    /// The apply that proposed it says so.
+    /// The apply has computed them.
     Applied(Bytes),
-    /// By what it changes, beginning with those that the client sent, or else with those there are.
+    /// They follow from the changed fields, starting from the list that the client sent, or else
+    /// from the current one.
     Tracked { sent: Option<Value> },
 }
 
@@ -289,14 +294,14 @@ fn proposed(call: &Call<'_>, intent: &mut Intent, old: &Body) -> Result<Proposed
                 let subject = call.target.definition.subject(call.name.unwrap_or_default());
                 return Err(ApiError::invalid(subject, vec![error]));
             }
-            // Whoever insists has one attempt.
+            // A client that insists on a version gets one attempt.
             let mut object = if insists { std::mem::take(object) } else { object.clone() };
             let sent = metadata_mut(&mut object).shift_remove("managedFields");
             let owners = Owners::Tracked { sent };
             return Ok(Proposed { object, owners, insists, warnings: Vec::new() });
         }
     };
-    // Made again where an error shows it: every other patch would pay for the text.
+    // Computed again for an error message, so that other patches do not pay for the text.
     let on_whole = || patched(call, patch, &old.clone().whole().into());
     let shown = || match patch {
         Patch::Strategic(patch) => crate::go_json::printed(patch),
@@ -338,7 +343,7 @@ fn proposed(call: &Call<'_>, intent: &mut Intent, old: &Body) -> Result<Proposed
     Ok(Proposed { object, owners, insists, warnings })
 }
 
-/// What a patch makes of an object, in the form that the client sees.
+/// Applies a patch to an object, in the form that the client sees.
 fn patched(call: &Call<'_>, patch: &Patch, old: &Body) -> Result<Body, ApiError> {
     let mut object = old.clone();
     call.target.convert_from_stored(&mut object.tree);
@@ -352,7 +357,7 @@ fn patched(call: &Call<'_>, patch: &Patch, old: &Body) -> Result<Body, ApiError>
     Ok(object)
 }
 
-/// Whatever the decoder does not like about a patched object is held against the patch.
+/// Turns a decoding error of the patched object into an error about the patch.
 fn patch_error(error: ApiError, shown: impl FnOnce() -> String) -> ApiError {
     let detail =
         ["strict decoding error: ", "json: cannot unmarshal ", "parsing time ", "illegal base64 data "];
@@ -366,7 +371,7 @@ fn patch_error(error: ApiError, shown: impl FnOnce() -> String) -> ApiError {
     }
 }
 
-/// `pods/binding`: a scheduler gives a pod its node.
+/// Serves `pods/binding`: a scheduler assigns a pod to a node.
 pub(super) async fn bind(
     server: &Inner,
     call: &Call<'_>,

@@ -1,3 +1,5 @@
+//! The verb `watch`.
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +20,15 @@ use crate::respond::{self, Representation, ResponseBody};
 use crate::server::Inner;
 use crate::status::{ApiError, FieldError, LIST_OPTIONS};
 
-/// How often an idle watch that asked for bookmarks gets one, as on the real server.
+/// The interval of bookmarks on an idle watch, as in kube-apiserver.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-/// The shortest life of a watch without `timeoutSeconds`; up to twice that, at random, so that a burst of watches
-/// does not come back as a burst.
+/// The minimum duration of a watch without `timeoutSeconds`, in seconds. The actual one is random,
+/// up to twice that, so that a burst of watches does not return as a burst.
 const SHORTEST_WATCH: u64 = 1800;
-/// Whoever asks for a longer watch than this means one without an end, and no clock goes that far.
+/// A longer timeout than this counts as no timeout: timers do not reach that far.
 const LONGEST_WATCH: u64 = 365 * 24 * 3600;
-/// Events joined into one frame, so that a busy watch does not pay for a frame per event.
+/// The maximum size of a frame. Events are joined, so that a busy watch does not pay for a frame
+/// per event.
 const LARGEST_FRAME: usize = 64 << 10;
 
 pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseBody>, ApiError> {
@@ -84,7 +87,7 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
     Ok(response)
 }
 
-/// `resourceVersionMatch` says something about a watch only together with `sendInitialEvents`.
+/// Checks that `resourceVersionMatch` comes with `sendInitialEvents`.
 fn check_version_match(call: &Call<'_>, initial_events: bool) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let field = "resourceVersionMatch";
@@ -110,7 +113,7 @@ fn check_version_match(call: &Call<'_>, initial_events: bool) -> Result<(), ApiE
 
 enum Feed {
     Open(Box<Watch>),
-    /// Sent as an ERROR event: the request itself succeeds, as with the real server's watch cache.
+    /// Sent as an ERROR event. The request itself succeeds, as with kube-apiserver's watch cache.
     Expired(Value),
     Ended,
 }
@@ -123,7 +126,7 @@ struct Stream {
     clock: fn() -> Timestamp,
     bookmarks: bool,
     marks_initial_end: bool,
-    /// The present objects that are still to be sent.
+    /// The initial objects that are still to be sent.
     initial: std::vec::IntoIter<Arc<Object>>,
     began: bool,
     sent_columns: bool,
@@ -134,7 +137,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The next bytes for the client: one or more whole events.
+    /// Returns the next bytes for the client: one or more whole events.
     async fn next_frame(&mut self) -> Option<Bytes> {
         if let Feed::Expired(status) = &self.feed {
             let event = format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n");
@@ -157,8 +160,8 @@ impl Stream {
             () = tokio::time::sleep_until(self.deadline) => return None,
             () = tokio::time::sleep_until(bookmark_at), if self.bookmarks => {
                 self.next_bookmark = Instant::now() + BOOKMARK_INTERVAL;
-                // Everything up to this version has been handed to the feed; if the feed is empty, it has all
-                // been sent as well.
+                // All changes up to this version have been handed to the feed. If the feed is
+                // empty, they have been sent too.
                 let version = self.store.version();
                 match watch.next_ready() {
                     Some(change) => change,
@@ -176,8 +179,9 @@ impl Stream {
         Some(frame.freeze())
     }
 
-    /// The next of the present objects, and behind the last of them the mark that ends them where the client asked for it. No
-    /// more at once than fits into a frame: a client that does not read must not make us write down everything there is.
+    /// Returns the next initial objects, and after the last one the bookmark that ends them, if the
+    /// client asked for it. Returns no more than one frame: a client that does not read must not
+    /// make the server serialise everything.
     fn initial_events(&mut self) -> Bytes {
         let mut frame = BytesMut::new();
         while frame.len() < LARGEST_FRAME {

@@ -1,4 +1,4 @@
-//! Who may do what: beyond the recorded scenarios, what follows from roles that change and from tokens that are bound.
+//! Authorization beyond the recorded scenarios: changing roles and bound tokens.
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenReview};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, ServiceAccount};
@@ -112,7 +112,7 @@ async fn a_claim_that_a_pod_uses_stays_until_the_pod_is_gone() {
     pods.create(&PostParams::default(), &object(pod)).await.unwrap();
     let marked = claims.delete("c", &DeleteParams::default()).await.unwrap().left().unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
-    // The claim is looked at before the pod is, which is later in the same order.
+    // Pods come after claims in the order of checks.
     let other = json!({"metadata": {"name": "q"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     pods.create(&PostParams::default(), &object(other)).await.unwrap();
     assert!(claims.get_opt("c").await.unwrap().is_some());

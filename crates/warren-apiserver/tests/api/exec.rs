@@ -1,4 +1,5 @@
-//! `pods/exec` and `pods/log`, with a stand-in for the node's kubelet API at the other end of the stream.
+//! `pods/exec` and `pods/log`, with a stand-in for the node's kubelet API at the other end of the
+//! stream.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,7 +25,7 @@ use warren_apiserver::{ApiServer, ByteStream, Config, NodeDialer, Storage};
 
 use crate::support::{client, object, refusal};
 
-/// Records the requests it gets; echoes stdin of an exec to stdout and then reports exit code 7.
+/// A kubelet that records requests, echoes stdin of an exec to stdout and then reports exit code 7.
 #[derive(Default)]
 struct Kubelet {
     requests: Arc<Mutex<Vec<String>>>,
@@ -71,7 +72,7 @@ fn answer(request: Request<Incoming>) -> Response<Full<Bytes>> {
                     let echoed = [&[1], data].concat();
                     socket.send(Message::binary(echoed)).await.unwrap();
                 }
-                // Standard input is closed.
+                // End of standard input.
                 [255, 0] => break,
                 _ => {}
             }

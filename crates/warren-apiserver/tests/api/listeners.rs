@@ -1,4 +1,4 @@
-//! The unix socket and the TLS listener, through real connections.
+//! Tests of the unix socket and the TLS listener, through real connections.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -109,17 +109,17 @@ async fn bad_bodies_are_refused_and_change_nothing() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
         assert!(answer.contains(r#""kind":"Status""#));
     }
-    // Nothing is an object without a name.
+    // A null body has no name.
     assert_eq!(post(b"null".to_vec()).await.0, StatusCode::UNPROCESSABLE_ENTITY);
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
     assert_eq!(post(deep).await.0, StatusCode::BAD_REQUEST);
     assert_eq!(post(vec![b' '; (3 << 20) + 1]).await.0, StatusCode::PAYLOAD_TOO_LARGE);
     let (_, list) = request(&server, Method::GET, path, Some(&token), Vec::new()).await;
-    // Only what every namespace has.
+    // The only object is the one that every namespace has.
     assert_eq!(list.matches(r#""uid":"#).count(), 1, "{list}");
 }
 
-/// Clients that send all they have before they look at the answer.
+/// These clients send the whole body before they read the answer.
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_answered_with_413_however_it_is_sent() {
     const LARGE: usize = 50_000_000;
@@ -157,7 +157,7 @@ async fn a_body_beyond_the_limit_is_answered_with_413_however_it_is_sent() {
         assert!(answer.contains(r#""reason":"RequestEntityTooLarge""#), "{framing}: {answer}");
     }
 
-    // A client that asks first is told at once.
+    // A client with `Expect: 100-continue` gets the answer before it sends.
     let mut stream = UnixStream::connect(&path).await.unwrap();
     let head =
         format!("POST {uri} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {LARGE}\r\n\r\n");

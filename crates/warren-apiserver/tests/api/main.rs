@@ -1,4 +1,4 @@
-//! The server as clients see it, through real clients.
+//! Tests of the server through real clients.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers as well")]
 

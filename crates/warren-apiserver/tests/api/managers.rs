@@ -1,5 +1,5 @@
-//! Managers are kept apart from their object on the way of most writes, but not of a write that names them. Both ways come to
-//! the same.
+//! Most writes handle managers apart from their object; a write that names them does not. Both ways
+//! must have the same result.
 
 use http::Request;
 use kube::Client;
@@ -8,7 +8,7 @@ use warren_apiserver::{ApiServer, Config, Identity, NoNodes, Storage};
 
 use crate::support::widgets;
 
-/// The path of a collection, an object, and what is done to it, both as merge patches and as operations.
+/// A collection, an object, and changes as merge patches and as JSON patches.
 struct Case {
     path: &'static str,
     object: Value,
@@ -25,7 +25,7 @@ async fn send(client: &Client, method: &str, path: &str, content_type: &str, bod
     client.request(request).await.unwrap_or_else(|error| panic!("{method} {path} {body}: {error}"))
 }
 
-/// What two objects that went the same way have in common.
+/// Removes the fields that differ between two objects with the same history.
 fn common(mut object: Value) -> Value {
     let metadata = object["metadata"].as_object_mut().unwrap();
     assert_eq!(metadata.keys().next_back().map(String::as_str), Some("managedFields"), "it stands last");

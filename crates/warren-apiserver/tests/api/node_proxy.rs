@@ -1,4 +1,4 @@
-//! `nodes/proxy`, with a stand-in for the node that says what it was asked.
+//! Tests of `nodes/proxy`, with a node that echoes the request.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,7 +18,7 @@ use warren_apiserver::{ApiServer, ByteStream, Config, Identity, NodeDialer, Stor
 
 use crate::support::{client, object, refusal};
 
-/// Answers every request with what it was.
+/// Answers every request with a description of it.
 struct Echo;
 
 impl NodeDialer for Echo {
@@ -66,12 +66,12 @@ async fn a_request_goes_through_to_the_node_whatever_its_size() {
     let (_server, client) = start().await;
     let request = Request::get("/api/v1/nodes/here/proxy/a/b%2Fc?d=e%20f").header("authorization", "secret");
     assert_eq!(ask(&client, request, Vec::new()).await.unwrap(), "GET /a/b%2Fc?d=e%20f 0 false");
-    // More than any object may have.
+    // Larger than the limit of objects.
     let request = Request::post("/api/v1/nodes/here/proxy/images");
     assert_eq!(ask(&client, request, vec![0; 8 << 20]).await.unwrap(), "POST /images 8388608 false");
     let request = Request::delete("/api/v1/nodes/here/proxy/images?name=a");
     assert_eq!(ask(&client, request, Vec::new()).await.unwrap(), "DELETE /images?name=a 0 false");
-    // What the node refuses is the node's answer.
+    // A refusal of the node is passed on.
     let refused = refusal(ask(&client, Request::get("/api/v1/nodes/here/proxy/teapot"), Vec::new()).await);
     assert_eq!((refused.code, refused.message.as_str()), (418, "GET /teapot 0 false"));
 }

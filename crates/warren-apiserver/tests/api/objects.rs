@@ -1,4 +1,4 @@
-//! Creating, reading, changing and deleting objects through a `kube::Client` in process.
+//! Tests of creating, reading, changing and deleting objects through a `kube::Client` in process.
 
 use crate::support::{client, eventually, object, open, refusal, server, widget, widget_api, widgets};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service};

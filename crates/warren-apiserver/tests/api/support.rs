@@ -32,7 +32,7 @@ pub fn client(server: &ApiServer) -> Client {
     Client::new(server.as_user(Identity::admin()), "default")
 }
 
-/// A definition with a bit of everything: defaults, limits, rules, columns, status and scale.
+/// Returns a definition with defaults, limits, rules, columns, status and scale.
 pub fn widgets() -> Value {
     serde_json::from_str(include_str!("widgets.json")).unwrap()
 }
@@ -56,7 +56,7 @@ pub fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// The `Status` of a refused request.
+/// Returns the `Status` of a refused request.
 pub fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> kube::core::Status {
     match result {
         Err(kube::Error::Api(status)) => *status,
@@ -64,7 +64,7 @@ pub fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> kube::core::Statu
     }
 }
 
-/// Waits for a condition, with a deadline that only a broken server reaches.
+/// Waits for a condition. Only a broken server reaches the deadline.
 pub async fn eventually<F, Fut>(what: &str, mut condition: F)
 where
     F: FnMut() -> Fut,

@@ -1,4 +1,4 @@
-//! Watches through a `kube::Client` in process.
+//! Tests of watches through a `kube::Client` in process.
 
 use crate::support::{object, server};
 use futures::{StreamExt, TryStreamExt};

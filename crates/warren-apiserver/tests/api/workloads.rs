@@ -1,4 +1,5 @@
-//! The kinds of `apps/v1`: kept as they are given, with a status that says that nothing runs them.
+//! Tests of the kinds of `apps/v1`: they are stored, with a status that says that no controller
+//! runs them.
 
 use crate::support::{dynamic, object, refusal, server};
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
@@ -41,7 +42,7 @@ async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
         (&pod["restartPolicy"], &pod["schedulerName"]),
         (&json!("Always"), &json!("default-scheduler"))
     );
-    // Those are for pods, and not for templates.
+    // Only pods get these fields, not templates.
     assert_eq!(pod.get("enableServiceLinks"), None);
     assert_eq!(pod["containers"][0]["resources"], json!({"limits": {"cpu": "1"}}));
 
@@ -107,7 +108,7 @@ async fn workloads_that_the_real_server_refuses_are_refused_in_its_words() {
             "spec.template.spec.restartPolicy: Unsupported value: \"Never\": supported values: \"Always\"",
         ]
     );
-    // A template for claims stands for a volume of its name.
+    // A claim template also declares a volume of its name.
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}});
     assert_eq!(
         create("StatefulSet", json!({"template": template, "volumeClaimTemplates": [claim]})).await,

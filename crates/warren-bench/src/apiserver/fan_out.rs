@@ -1,4 +1,5 @@
-//! One client creates sandboxes, many watch: how long a change takes to reach each of them.
+//! Measures fan-out: one client creates sandboxes and many watch. The result is the time until a
+//! change reaches each watcher.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +12,13 @@ use super::load::Outcome;
 use super::{collection, sandbox};
 use crate::connection::{Endpoint, Lines};
 
-/// How long the last watcher may lag behind the last create.
+/// The longest time that the last watcher may lag behind the last create.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Begins the name of every sandbox that is created here; its number follows. Nothing else in an object looks like this.
+/// The prefix of the name of every sandbox that is created here, followed by its number. Nothing
+/// else in an object looks like this.
 const NAME: &[u8] = b"\"name\":\"fan-";
 
-/// Creates for so long, and waits until every watcher has seen everything.
+/// Creates sandboxes for a given time, and waits until every watcher has seen all of them.
 pub async fn run(
     endpoint: &Endpoint,
     namespace: &str,
@@ -28,7 +30,7 @@ pub async fn run(
     let (announce, total) = watch::channel(None::<usize>);
     let mut tasks = JoinSet::new();
     for _ in 0..watchers {
-        // From "any version" on: the collection is empty, so there is nothing to begin with.
+        // Watch from "any version": the collection is empty, so there are no initial objects.
         let lines = endpoint.connect().await?.stream(&format!("{path}?watch=1&resourceVersion=0")).await?;
         tasks.spawn(follow(lines, Arc::clone(&sent), total.clone()));
     }
@@ -52,7 +54,7 @@ pub async fn run(
     Ok(Outcome { times, took: began.elapsed() })
 }
 
-/// Reads until as many events have come as there were creates, and gives how long each was on its way.
+/// Reads as many events as there were creates, and returns the latency of each.
 async fn follow(
     mut lines: Lines,
     sent: Arc<Mutex<Vec<Instant>>>,
@@ -78,7 +80,7 @@ async fn follow(
     }
 }
 
-/// The numbers of the sandboxes in some events.
+/// Returns the numbers of the sandboxes in some events.
 fn numbers(events: &[u8]) -> impl Iterator<Item = usize> {
     events.split(|byte| *byte == b'\n').filter_map(|line| {
         let start = line.windows(NAME.len()).position(|window| window == NAME)? + NAME.len();

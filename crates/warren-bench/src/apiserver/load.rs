@@ -1,4 +1,4 @@
-//! What clients do to a server, over and over, each on a connection of its own.
+//! The loads: requests that each client repeats on its own connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::{collection, fan_out, sandbox};
 use crate::connection::{Connection, Endpoint};
 
-/// Sandboxes on one page of a list: what kubectl asks for.
+/// The page size of lists: kubectl's.
 const PAGE: usize = 500;
 
 /// One kind of load.
@@ -31,11 +31,11 @@ pub enum Load {
     Watch,
 }
 
-/// What a load came to.
+/// The result of a load.
 pub struct Outcome {
-    /// How long each request took, or each event on its way to a watcher.
+    /// The latency of each request, or of each event until it reaches a watcher.
     pub times: Vec<Duration>,
-    /// From the first request to the last answer.
+    /// The time from the first request to the last answer.
     pub took: Duration,
 }
 
@@ -51,10 +51,10 @@ impl fmt::Display for Load {
 }
 
 impl Load {
-    /// Reads first, creates last: they would add to what is read.
+    /// All loads. Creates come last, because they would add to the objects that are read.
     pub const ALL: [Load; 4] = [Load::Get, Load::List, Load::Watch, Load::Create];
 
-    /// Puts the load on a server for so long.
+    /// Puts the load on a server for a given time.
     pub async fn run(
         self,
         endpoint: &Endpoint,
@@ -108,7 +108,8 @@ impl Request {
     }
 }
 
-/// Every client sends its next request when it has the answer to the last, until the time is over.
+/// Repeats a request on each client until the time is over. A client waits for each answer before
+/// its next request.
 async fn repeat(
     endpoint: &Endpoint,
     clients: usize,
@@ -140,7 +141,7 @@ async fn repeat(
     Ok(Outcome { times, took: began.elapsed() })
 }
 
-/// Stores so many sandboxes in a namespace, as fast as the server takes them.
+/// Stores a number of sandboxes in a namespace, as fast as the server accepts them.
 pub async fn fill(
     endpoint: &Endpoint,
     namespace_name: &str,
@@ -168,7 +169,7 @@ pub async fn fill(
     Ok(())
 }
 
-/// Opens connections before anything is measured.
+/// Opens connections before the measurement.
 pub async fn connect(endpoint: &Endpoint, count: usize) -> anyhow::Result<Vec<Connection>> {
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count {
@@ -177,7 +178,7 @@ pub async fn connect(endpoint: &Endpoint, count: usize) -> anyhow::Result<Vec<Co
     Ok(connections)
 }
 
-/// Makes a namespace of this name.
+/// Creates a namespace.
 async fn namespace(endpoint: &Endpoint, name: &str) -> anyhow::Result<String> {
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     endpoint.connect().await?.create("/api/v1/namespaces", Bytes::from(body.to_string())).await?;

@@ -1,4 +1,4 @@
-//! The numbers of both servers, side by side.
+//! The results of both servers, side by side.
 
 use serde::Serialize;
 
@@ -6,44 +6,44 @@ use super::load::{Load, Outcome};
 use crate::process::Usage;
 use crate::summary::Summary;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Default, Serialize)]
 pub struct Report {
-    /// Loads.
+    /// The results of loads.
     pub measurements: Vec<Measurement>,
-    /// What the servers hold.
+    /// The memory of the servers.
     pub memory: Vec<Memory>,
 }
 
-/// One load on one server.
+/// The result of one load on one server.
 #[derive(Serialize)]
 pub struct Measurement {
     server: &'static str,
     load: Load,
     clients: usize,
-    /// Requests answered per second; events delivered per second for a watch.
+    /// Answered requests per second. For a watch: delivered events per second.
     per_second: f64,
-    /// How long each took, in milliseconds.
+    /// The latencies in milliseconds.
     times: Option<Summary>,
-    /// What the server used meanwhile.
+    /// The server's resource usage during the load.
     used: Usage,
 }
 
-/// Resident memory of one server.
+/// The resident memory of one server.
 #[derive(Serialize)]
 pub struct Memory {
     /// The server.
     pub server: &'static str,
-    /// With nothing stored.
+    /// With an empty store.
     pub empty_mb: f64,
-    /// How many are stored afterwards.
+    /// The number of sandboxes stored afterwards.
     pub sandboxes: usize,
-    /// With them.
+    /// With these sandboxes.
     pub filled_mb: f64,
 }
 
 impl Measurement {
-    /// Sums a load up.
+    /// Summarises a load.
     pub fn new(server: &'static str, load: Load, clients: usize, outcome: Outcome, used: Usage) -> Self {
         let per_second = outcome.times.len() as f64 / outcome.took.as_secs_f64();
         let times = Summary::of(server, outcome.times);
@@ -86,7 +86,7 @@ impl Report {
         Ok(())
     }
 
-    /// How the first server did beside this one, told in the row of the second.
+    /// Compares the first server with this one, for the row of the second.
     fn comparison(&self, theirs: &Measurement) -> Option<String> {
         let ours = self.measurements.iter().find(|other| {
             other.server != theirs.server && other.load == theirs.load && other.clients == theirs.clients

@@ -1,11 +1,11 @@
-//! When claims come.
+//! The arrival times of claims.
 
 use std::time::Duration;
 
 use super::Part;
 
-/// The times of the claims of each load, from its beginning. Bursts come last, so that what they leave behind disturbs nobody; within
-/// a run and between runs they are the same.
+/// Returns the arrival times of each load, relative to its start. Bursts come last, so that their
+/// leftovers do not disturb other loads. The times are the same in every run.
 pub fn loads(pool: usize) -> Vec<(Part, Vec<Duration>)> {
     vec![
         (Part::Steady, steady()),
@@ -17,7 +17,7 @@ pub fn loads(pool: usize) -> Vec<(Part, Vec<Duration>)> {
     ]
 }
 
-/// The load of the part `steady`.
+/// Returns the load of the part `steady`.
 pub fn steady() -> Vec<Duration> {
     evenly(75.0, 10)
 }
@@ -31,7 +31,7 @@ fn evenly(per_second: f64, seconds: u32) -> Vec<Duration> {
     (0..count).map(|number| Duration::from_secs_f64(f64::from(number) / per_second)).collect()
 }
 
-/// A Poisson process: the times between arrivals are exponentially distributed.
+/// Returns a Poisson process: the times between arrivals are exponentially distributed.
 fn at_random(per_second: f64, seconds: u32, seed: u64) -> Vec<Duration> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut at = 0.0;

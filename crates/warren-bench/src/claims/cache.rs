@@ -1,5 +1,6 @@
-//! The controllers' memory with many sandboxes in their caches. On our own API server, which makes them in a minute; what the
-//! controllers see and keep is the same.
+//! Measures the controllers' memory with many sandboxes in their caches. It uses our own API
+//! server, which creates them in a minute. The controllers see and cache the same objects on any
+//! server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::serve::Server;
 const CREATORS: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Starts controllers and nodes, makes so many sandboxes, and waits until all are Ready, each with its pod.
+/// Starts controllers and nodes, creates a number of sandboxes, and waits until all are Ready, each
+/// with its pod.
 pub async fn measure(warren: &Path, count: usize) -> anyhow::Result<Cached> {
     eprintln!("cache: {count} sandboxes");
     let server = Server::start()?;
@@ -54,7 +56,7 @@ pub async fn measure(warren: &Path, count: usize) -> anyhow::Result<Cached> {
     let ready = observer.wait_for_ready(count, PATIENCE).await?;
     ensure!(ready == count, "{ready} of {count} sandboxes became Ready");
     let full = Usage::of(&[controller.pid()])?;
-    // The same state read at once by a controller that starts on it, as after a change of leader.
+    // A new controller reads the same state at once, as after a change of leader.
     drop(controller);
     let restarted = Controller::start(warren, &server.kubeconfig())?;
     let after_restart = settled(restarted.pid()).await?;
@@ -68,7 +70,7 @@ pub async fn measure(warren: &Path, count: usize) -> anyhow::Result<Cached> {
     })
 }
 
-/// Waits until a process has nothing to do any more.
+/// Waits until a process is idle.
 async fn settled(pid: u32) -> anyhow::Result<Usage> {
     let deadline = Instant::now() + PATIENCE;
     let mut last = Usage::of(&[pid])?;

@@ -1,4 +1,4 @@
-//! Follows a collection through a watch, the way any client would.
+//! Follows a collection through a watch, like any client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::connection::{Connection, Endpoint, Lines};
 
-/// What has been seen of the objects in one collection since the observer began. It ends when dropped.
+/// The observed history of a collection's objects. It stops when dropped.
 pub struct Observer {
     seen: Arc<Seen>,
     ready: watch::Receiver<usize>,
@@ -23,19 +23,19 @@ struct Seen {
     objects: Mutex<HashMap<String, History>>,
 }
 
-/// What happened to one object.
+/// The history of one object.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// The version of each event.
     pub versions: Vec<u64>,
-    /// When it was first seen Ready, and at which version.
+    /// The time and the version at which it was first seen Ready.
     pub ready: Option<(Instant, u64)>,
     /// The sandbox that a claim names.
     pub sandbox: Option<String>,
 }
 
 impl Observer {
-    /// Begins to follow a collection, from its present state on.
+    /// Starts to follow a collection from its current state.
     pub async fn start(endpoint: &Endpoint, collection: &str) -> anyhow::Result<Observer> {
         let version = version_of(&mut endpoint.connect().await?, collection).await?;
         let mut watch = Watch { endpoint: endpoint.clone(), collection: collection.to_owned(), version };
@@ -47,7 +47,8 @@ impl Observer {
             async move {
                 loop {
                     let Some(chunk) = lines.next().await? else {
-                        // A busy kube-apiserver hangs up on watchers that it has no time for; they go on where they were.
+                        // A busy kube-apiserver closes watches that it cannot serve. Resume after
+                        // the last version.
                         lines = watch.open().await?;
                         continue;
                     };
@@ -55,7 +56,8 @@ impl Observer {
                     let mut objects = seen.objects();
                     let mut more = 0;
                     for line in chunk.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-                        // An event of type ERROR has a status of another shape, and so ends here too.
+                        // An event of type ERROR has a status of another form, so it fails here
+                        // too.
                         let event: Event = serde_json::from_slice(line)
                             .with_context(|| format!("watch event {}", String::from_utf8_lossy(line)))?;
                         watch.version =
@@ -72,10 +74,11 @@ impl Observer {
         Ok(Observer { seen, ready: count, task })
     }
 
-    /// Waits until so many objects have become Ready; gives how many there were at the end of patience.
+    /// Waits until a number of objects have become Ready. Returns the number at the end, which is
+    /// lower after a timeout.
     pub async fn wait_for_ready(&mut self, count: usize, patience: Duration) -> anyhow::Result<usize> {
         let enough = self.ready.wait_for(|ready| *ready >= count);
-        // Whether they all came or patience ended, what is there is there; a broken watch is an error.
+        // A timeout is no error, but a broken watch is.
         let is_broken = matches!(tokio::time::timeout(patience, enough).await, Ok(Err(_)));
         if is_broken {
             (&mut self.task).await.context("a watch panicked")??;
@@ -98,18 +101,18 @@ impl Observer {
         tokio::time::timeout(patience, wait).await.with_context(|| format!("{name} never became Ready"))?
     }
 
-    /// What happened to an object.
+    /// Returns the history of an object.
     pub fn history(&self, name: &str) -> History {
         self.seen.objects().get(name).cloned().unwrap_or_default()
     }
 
-    /// Everything that was seen.
+    /// Returns the names of all objects seen.
     pub fn names(&self) -> Vec<String> {
         self.seen.objects().keys().cloned().collect()
     }
 }
 
-/// A watch, and how far it has come.
+/// A watch and the last version that it has seen.
 struct Watch {
     endpoint: Endpoint,
     collection: String,
@@ -136,7 +139,7 @@ impl Seen {
     }
 }
 
-/// The present version of a collection: in both homes one counter for everything that is written.
+/// Returns the current version of a collection. In both homes one counter serves all objects.
 pub async fn version_of(connection: &mut Connection, collection: &str) -> anyhow::Result<u64> {
     #[derive(Deserialize)]
     struct List {
@@ -148,7 +151,7 @@ pub async fn version_of(connection: &mut Connection, collection: &str) -> anyhow
     list.metadata.resource_version.parse().context("the version of a list")
 }
 
-/// How many objects there are in a collection.
+/// Returns the number of objects in a collection.
 pub async fn count_of(connection: &mut Connection, collection: &str) -> anyhow::Result<usize> {
     #[derive(Deserialize)]
     struct List {
@@ -213,7 +216,7 @@ struct Assigned {
 }
 
 impl Event {
-    /// Adds the event to the object's history. True when the object has become Ready with it.
+    /// Adds the event to the object's history. Returns true if the object became Ready with it.
     fn record(self, objects: &mut HashMap<String, History>, now: Instant) -> bool {
         let Some(version) = self.object.metadata.version() else { return false };
         if self.kind == "BOOKMARK" {

@@ -1,4 +1,4 @@
-//! One load: claims are created at their times, and a watch tells when each is Ready.
+//! Runs one load: claims are created at their times, and a watch observes when each is Ready.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,17 +18,18 @@ use crate::connection::{Connection, Endpoint};
 use crate::process::MachineTime;
 use crate::summary::Summary;
 
-/// How many clients create claims at the same time, at most.
+/// The maximum number of clients that create claims at the same time.
 const CREATORS: usize = 128;
-/// How long after its last claim a load may take. A cold start of thousands on two cores is a matter of minutes.
+/// The time limit after the last claim. Thousands of cold starts on two cores take minutes.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Runs a load and says how it went.
+/// Runs a load and returns its result.
 pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Result<Phase> {
     let creators = Arc::new(Creators::connect(place, arrivals.len().min(CREATORS)).await?);
     let mut observer = Observer::start(&place.endpoint, CLAIMS).await?;
     let counts = place.counts().await?;
-    // A connection that is silent for a whole load is closed by the server, so each of these has one of its own.
+    // The server closes connections that are silent for a whole load, so each of these requests
+    // uses a new one.
     let version = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?;
     let before = place.usage()?;
     let machine = MachineTime::now()?;
@@ -77,17 +78,16 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     })
 }
 
-/// The create of a claim.
 struct Create {
     claim: String,
-    /// When the claim came, whether or not there was a connection for it.
+    /// The arrival time of the claim. It may have to wait for a connection.
     due: Instant,
     sent: Instant,
     acknowledged: Instant,
 }
 
-/// Begins to create each claim at its time. From a thread: the runtime's timer is late by up to a millisecond, and a claim may take
-/// only a few.
+/// Starts to create each claim at its time. It uses a thread, because the runtime's timer is late
+/// by up to a millisecond, and a claim may take only a few.
 #[expect(clippy::disallowed_methods, reason = "what is waited for is the time of the next claim")]
 fn begin(part: Part, times: Vec<Instant>, creators: &Arc<Creators>) -> JoinSet<anyhow::Result<Create>> {
     let runtime = Handle::current();
@@ -105,7 +105,7 @@ fn begin(part: Part, times: Vec<Instant>, creators: &Arc<Creators>) -> JoinSet<a
     creates
 }
 
-/// Connections that create claims, each for one create at a time.
+/// Connections that create claims, each one claim at a time.
 struct Creators {
     endpoint: Endpoint,
     free: Semaphore,
@@ -122,7 +122,7 @@ impl Creators {
         Ok(Creators { endpoint, free: Semaphore::new(count), connections: Mutex::new(connections) })
     }
 
-    /// Creates a claim and says when the request was sent, and when it was answered.
+    /// Creates a claim. Returns the times of the request and of its answer.
     async fn create(&self, name: &str) -> anyhow::Result<(Instant, Instant)> {
         let _permit = self.free.acquire().await?;
         let connection = self.connections.lock().await.pop();
@@ -133,7 +133,7 @@ impl Creators {
         let body = claim(name);
         let sent = Instant::now();
         let created = connection.create(CLAIMS, body.clone()).await;
-        // The server may have hung up on a silent connection just now.
+        // The server may just have closed a silent connection.
         if created.is_err() && connection.is_closed() {
             connection = self.endpoint.connect().await?;
             connection.create(CLAIMS, body).await?;
@@ -146,7 +146,7 @@ impl Creators {
     }
 }
 
-/// A claim on the pool.
+/// Returns a claim on the pool.
 pub fn claim(name: &str) -> Bytes {
     let claim = json!({
         "apiVersion": "extensions.agents.x-k8s.io/v1beta1",

@@ -1,4 +1,4 @@
-//! A home with controllers in it, started for one measurement and gone with it.
+//! A home with controllers, started for one measurement.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
@@ -17,7 +17,7 @@ use crate::connection::Endpoint;
 use crate::home::Home;
 use crate::process::Usage;
 
-/// Simulated nodes; a thousand pods are spread over them.
+/// The number of simulated nodes. A thousand pods are spread over them.
 const NODES: usize = 10;
 
 /// Which home.
@@ -41,39 +41,40 @@ impl fmt::Display for HomeKind {
 
 /// A running home.
 pub struct Place {
-    /// Which one.
+    /// The kind of home.
     pub kind: HomeKind,
-    /// Where its API is.
+    /// Its API, for the load.
     pub endpoint: Endpoint,
-    /// A client for what is not measured.
+    /// A client for requests that are not measured.
     pub client: kube::Client,
     controller: u32,
     server: Vec<u32>,
     parts: Parts,
 }
 
-/// What keeps it running.
+/// The parts that keep it running.
 enum Parts {
     Kube(Box<Cluster>),
     Local(Home),
 }
 
-/// The parts of a cluster; ended in this order.
+/// The parts of a cluster. They end in this order.
 struct Cluster {
     controller: Controller,
     _nodes: SimulatedNodes,
     _control_plane: ControlPlane,
 }
 
-/// What its processes use.
+/// The resource usage of its processes.
 pub struct HomeUsage {
-    /// The controllers' process; in the local home the daemon, which is everything but the containers.
+    /// The controllers' process. In the local home this is the daemon, which is everything but the
+    /// containers.
     pub controller: Usage,
-    /// The API server and its store, where they are processes of their own.
+    /// The API server and its store, if they are separate processes.
     pub server: Option<Usage>,
 }
 
-/// What the controllers have counted since their start.
+/// Counters of the controllers since their start.
 #[derive(Clone, Copy)]
 pub struct Counts {
     /// Requests that the server has refused as conflicts.
@@ -88,12 +89,13 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// How long a claim has waited for one of our workers since an earlier look, in milliseconds on average.
+    /// Returns the average time since `earlier` that a claim waited for a free worker of the
+    /// controllers, in milliseconds.
     pub fn wait_since(&self, earlier: Counts) -> f64 {
         1000.0 * (self.waited - earlier.waited) / (self.passes - earlier.passes).max(1.0)
     }
 
-    /// What the store had to wait for its disk since an earlier look; nothing where the store is somebody else's.
+    /// Returns the store's disk waits since `earlier`. `None` if the store is not ours.
     pub fn disk_since(&self, earlier: Counts) -> Option<Disk> {
         let commits = self.commits - earlier.commits;
         let checkpoints = self.checkpoints - earlier.checkpoints;
@@ -153,13 +155,13 @@ impl Place {
         })
     }
 
-    /// What the processes have used so far.
+    /// Returns the resource usage of the processes so far.
     pub fn usage(&self) -> anyhow::Result<HomeUsage> {
         let server = if self.server.is_empty() { None } else { Some(Usage::of(&self.server)?) };
         Ok(HomeUsage { controller: Usage::of(&[self.controller])?, server })
     }
 
-    /// What the controllers themselves have counted so far.
+    /// Returns the controllers' own counters.
     pub async fn counts(&self) -> anyhow::Result<Counts> {
         let metrics = match &self.parts {
             Parts::Kube(cluster) => cluster.controller.metrics().await?,
@@ -186,7 +188,7 @@ impl Place {
         })
     }
 
-    /// Takes it down.
+    /// Stops the home.
     pub fn end(self) {
         match self.parts {
             Parts::Kube(cluster) => drop(cluster),
@@ -195,19 +197,20 @@ impl Place {
     }
 }
 
-/// A real control plane with our definitions, on which nobody of ours is at work yet.
+/// Starts a real control plane with our definitions, but without our controllers.
 pub async fn control_plane() -> anyhow::Result<ControlPlane> {
     let control_plane = ControlPlane::launch(&["--fsync"]).context("start a control plane")?;
     crate::definitions::install(control_plane.kubeconfig()).await?;
     Ok(control_plane)
 }
 
-/// Nodes that make every pod ready as soon as they see it: what is measured is everything else.
+/// Starts nodes that make every pod ready as soon as they see it, so that the time of nodes is not
+/// part of the result.
 pub async fn start_nodes(client: &kube::Client) -> anyhow::Result<SimulatedNodes> {
     Ok(SimulatedNodes::builder(client.clone()).nodes(NODES).start().await?)
 }
 
-/// `warren controller` as a process; killed when dropped.
+/// A process of `warren controller`. It is killed when dropped.
 pub struct Controller {
     process: Child,
     metrics: SocketAddr,
@@ -216,7 +219,8 @@ pub struct Controller {
 impl Controller {
     /// Starts the controllers of this binary on a cluster.
     pub fn start(warren: &Path, kubeconfig: &Path) -> anyhow::Result<Controller> {
-        // Free a moment ago; should somebody take it meanwhile, the controllers say so and end.
+        // The port was free just now. If another process takes it, the controllers report that and
+        // end.
         let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new(warren)
             .args(["controller", "--extensions", "--leader-elect=false", "--health-probe-bind-address=0"])
@@ -229,7 +233,7 @@ impl Controller {
         Ok(Controller { process, metrics })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }

@@ -1,4 +1,4 @@
-//! The pool that claims are made on.
+//! The pool of the measured claims.
 
 use std::time::{Duration, Instant};
 
@@ -16,33 +16,34 @@ use super::place::{HomeKind, Place};
 use super::report::Fill;
 use crate::connection::{Connection, Endpoint};
 
-/// Where everything happens.
+/// The namespace of all objects.
 pub const NAMESPACE: &str = "default";
-/// The pool's name, and its template's.
+/// The name of the pool and of its template.
 pub const POOL_NAME: &str = "bench";
-/// The claims.
+/// The path of claims.
 pub const CLAIMS: &str = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/default/sandboxclaims";
-/// The sandboxes.
+/// The path of sandboxes.
 pub const SANDBOXES: &str = "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes";
-/// The pods.
+/// The path of pods.
 pub const PODS: &str = "/api/v1/namespaces/default/pods";
-/// Events about them.
+/// The path of events about them.
 pub const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 const TEMPLATES: &str = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/default/sandboxtemplates";
 const POOLS: &str = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/default/sandboxwarmpools";
 
-/// What a cold pool is filled to for the comparison with the server's own speed.
+/// The size of a cold pool for the comparison with the server's own speed.
 const COLD_FILL: usize = 1000;
-/// How long the server is asked for plain creates, and by how many.
+/// The duration and the number of clients of plain creates.
 const RAW: Duration = Duration::from_secs(4);
 const RAW_CLIENTS: usize = 64;
-/// A pool of a thousand real containers on two busy cores is a matter of a minute or two.
+/// The time limit of a fill. A pool of a thousand real containers on two busy cores takes a minute
+/// or two.
 const PATIENCE: Duration = Duration::from_secs(400);
-/// Between two looks at how far something has come.
+/// The interval of progress checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Fills the pool, and says how fast that went.
+/// Fills the pool and measures the speed.
 pub async fn measure_fill(place: &Place, size: usize, raw_creates_per_second: f64) -> anyhow::Result<Fill> {
     let cold = COLD_FILL.min(size);
     let mut connection = place.endpoint.connect().await?;
@@ -78,8 +79,9 @@ pub async fn fill(place: &Place, size: usize) -> anyhow::Result<()> {
     wait_until_full(place, size).await
 }
 
-/// Waits until the pool is full again. Real containers of earlier claims are let go of first; simulated ones may stay, because only a
-/// real server's own garbage collector would be busy with them.
+/// Waits until the pool is full again. In the local home, containers of earlier claims are removed
+/// first. Simulated ones may stay, because removing them would only load the real server's garbage
+/// collector.
 pub async fn settle(place: &Place, size: usize) -> anyhow::Result<()> {
     if place.kind == HomeKind::Local {
         place.endpoint.connect().await?.send(Method::DELETE, CLAIMS, Bytes::new()).await?;
@@ -95,13 +97,13 @@ pub async fn settle(place: &Place, size: usize) -> anyhow::Result<()> {
     quiet(place).await
 }
 
-/// Waits until nothing has been written for a moment.
+/// Waits until there have been no writes for a moment.
 pub async fn quiet(place: &Place) -> anyhow::Result<()> {
     let mut connection = place.endpoint.connect().await?;
     let mut last = 0;
     let mut since = Instant::now();
     let deadline = Instant::now() + PATIENCE;
-    // Leases are renewed all the time on a real cluster, a few a second.
+    // A real cluster renews leases all the time, a few per second.
     while since.elapsed() < Duration::from_secs(1) {
         let version = version_of(&mut connection, CLAIMS).await?;
         if version > last + 10 {
@@ -120,8 +122,9 @@ async fn create(connection: &mut Connection, home: HomeKind, size: usize) -> any
         "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}},
     });
     if home == HomeKind::Kube {
-        // The simulated nodes place them. A real scheduler would try the same at the same time, and each pod that it lost would cost
-        // four writes more than there are on a cluster: its refusal, its event, and two answers to them.
+        // The simulated nodes place the pods. A real scheduler would compete with them. Each pod
+        // that it loses would cost four writes that a cluster does not have: its error, its event,
+        // and two reactions.
         template["spec"]["podTemplate"]["spec"]["schedulerName"] = json!(SCHEDULER);
     }
     connection.create(TEMPLATES, Bytes::from(template.to_string())).await?;
@@ -152,7 +155,7 @@ async fn wait_until_full(place: &Place, size: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates of sandboxes per second, on a server where nobody acts on them.
+/// Measures creates of sandboxes per second, on a server without controllers.
 pub async fn raw_creates(endpoint: &Endpoint) -> anyhow::Result<f64> {
     let mut workers = tokio::task::JoinSet::new();
     let began = Instant::now();
@@ -179,7 +182,7 @@ pub async fn raw_creates(endpoint: &Endpoint) -> anyhow::Result<f64> {
     Ok(f64::from(count) / began.elapsed().as_secs_f64())
 }
 
-/// Memory of the machine that is free or can be had, in MB.
+/// Returns the memory of the machine that is free or reclaimable, in MB.
 fn available_memory() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

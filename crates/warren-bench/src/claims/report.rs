@@ -1,4 +1,4 @@
-//! What came of it, as tables or JSON.
+//! The results, as tables or JSON.
 
 use serde::Serialize;
 
@@ -7,10 +7,10 @@ use super::place::HomeKind;
 use crate::process::Usage;
 use crate::summary::Summary;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Default, Serialize)]
 pub struct Report {
-    /// Loads.
+    /// The results of loads.
     pub phases: Vec<Phase>,
     /// Writes per claim.
     pub writes: Vec<Writes>,
@@ -22,102 +22,105 @@ pub struct Report {
     pub cache: Option<Cached>,
 }
 
-/// One load on one home.
+/// The result of one load on one home.
 #[derive(Serialize)]
 pub struct Phase {
     /// The home.
     pub home: HomeKind,
     /// The load.
     pub part: Part,
-    /// Claims that were created.
+    /// The number of claims created.
     pub claims: usize,
-    /// Those of them that became Ready.
+    /// The number of claims that became Ready.
     pub ready: usize,
     /// Ready claims per second, from the first create to the last Ready.
     pub per_second: f64,
-    /// From when the claim was due to the watch event that shows Ready, in milliseconds.
+    /// The time from a claim's arrival to the watch event that shows Ready, in milliseconds.
     pub times: Option<Summary>,
-    /// Of that, from sending the create to its answer: what one write costs on this server meanwhile, without anything of ours. In milliseconds.
+    /// The part of that from sending the create to its answer, in milliseconds. It is the cost of
+    /// one write on this server under the load, without our controllers.
     pub creates: Option<Summary>,
-    /// Everything written meanwhile by anybody, the refilling of the pool included, per claim.
+    /// All writes during the load, including those of the pool's refill, per claim.
     pub writes_per_claim: f64,
-    /// The same per second.
+    /// All writes during the load, per second.
     pub writes_per_second: f64,
-    /// How long a claim waited for a free worker of ours, on average, in milliseconds.
+    /// The average time that a claim waited for a free worker of the controllers, in milliseconds.
     pub wait_ms: f64,
-    /// What our own store had to wait for.
+    /// The disk waits of our own store.
     pub disk: Option<Disk>,
     /// Requests of the controllers that the server refused as conflicts.
     pub conflicts: u64,
-    /// What the controllers used.
+    /// The resource usage of the controllers.
     pub controller: Usage,
-    /// What API server and etcd used, where they are apart.
+    /// The resource usage of API server and etcd, if they are separate processes.
     pub server: Option<Usage>,
-    /// How much of the processors' time others had, on the machine that this one is a guest of, in percent.
+    /// The share of processor time that the machine's host gave to other guests, in percent.
     pub stolen: f64,
 }
 
-/// What a store has waited for its disk during a load.
+/// The disk waits of a store during a load.
 #[derive(Serialize)]
 pub struct Disk {
-    /// Commits, each of which waits for the disk once.
+    /// The number of commits, each of which waits for the disk once.
     pub commits: u64,
-    /// How long one took, on average, in milliseconds.
+    /// The average time of a commit, in milliseconds.
     pub commit_ms: f64,
-    /// Those that took more than 8 ms.
+    /// The number of commits of more than 8 ms.
     pub slow_commits: u64,
-    /// Foldings of the log into the file, for which everybody waits.
+    /// The number of checkpoints, during which all writes wait.
     pub checkpoints: u64,
-    /// How long one took, on average, in milliseconds.
+    /// The average time of a checkpoint, in milliseconds.
     pub checkpoint_ms: f64,
 }
 
-/// What a warm claim costs, one at a time.
+/// The writes of a warm claim, measured one claim at a time.
 #[derive(Serialize)]
 pub struct Writes {
     /// The home.
     pub home: HomeKind,
     /// Writes to the claim and its sandbox until the claim is Ready, without its create.
     pub until_ready: f64,
-    /// The same with what follows, with those to the pod, which gets its new labels meanwhile, and with events.
+    /// All writes of a claim, including later ones, those to the pod, which gets its new labels,
+    /// and events.
     pub in_all: f64,
 }
 
-/// A cold pool that was filled.
+/// The fill of a cold pool.
 #[derive(Serialize)]
 pub struct Fill {
     /// The home.
     pub home: HomeKind,
-    /// How many.
+    /// The number of members.
     pub members: usize,
-    /// Until all were Ready.
+    /// The time until all were Ready, in seconds.
     pub seconds: f64,
-    /// Everything written meanwhile.
+    /// All writes during the fill.
     pub writes: u64,
-    /// Creates of sandboxes per second on a server of the same kind that is otherwise empty, with nobody acting on them.
+    /// Creates of sandboxes per second on an otherwise empty server of the same kind, without
+    /// controllers.
     pub raw_creates_per_second: f64,
-    /// Memory of the whole machine that went into one member, in MB.
+    /// The machine's memory per member, in MB.
     pub mb_per_member: f64,
-    /// What the controllers used.
+    /// The resource usage of the controllers.
     pub controller: Usage,
-    /// What API server and etcd used, where they are apart.
+    /// The resource usage of API server and etcd, if they are separate processes.
     pub server: Option<Usage>,
 }
 
 /// Controllers with many objects in their caches.
 #[derive(Serialize)]
 pub struct Cached {
-    /// How many sandboxes, each with a pod.
+    /// The number of sandboxes, each with a pod.
     pub sandboxes: usize,
-    /// The controllers' memory with none.
+    /// The controllers' memory without any.
     pub empty_mb: f64,
-    /// After making them all.
+    /// The controllers' memory after creating all of them.
     pub full_mb: f64,
-    /// After a restart on them.
+    /// The controllers' memory after a restart with all of them.
     pub after_restart_mb: f64,
-    /// How long it took to make them.
+    /// The time to create them, in seconds.
     pub seconds: f64,
-    /// Our API server's memory with all of it.
+    /// Our API server's memory with all of them.
     pub server_mb: f64,
 }
 
@@ -222,7 +225,7 @@ impl Report {
 }
 
 impl Part {
-    /// What the table calls it.
+    /// Returns its name in the table.
     fn describe(self) -> &'static str {
         match self {
             Part::Fill => "cold fill",

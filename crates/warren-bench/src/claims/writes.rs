@@ -1,5 +1,5 @@
-//! How many writes a warm claim costs: claims one after the other, and every event on every object that a claim touches. A write that
-//! changes something is an event in a watch, on either home.
+//! Counts the writes of a warm claim. Claims run one after the other, and all events of all objects
+//! that a claim touches are counted. In either home, a write with an effect is a watch event.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::place::Place;
 use super::pool::{CLAIMS, EVENTS, PODS, SANDBOXES};
 use super::report::Writes;
 
-/// Enough for an average; one at a time.
+/// The number of claims, one at a time.
 const ROUNDS: usize = 40;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Counts.
+/// Counts the writes.
 pub async fn count(place: &Place) -> anyhow::Result<Writes> {
     let mut claims = Observer::start(&place.endpoint, CLAIMS).await?;
     let sandboxes = Observer::start(&place.endpoint, SANDBOXES).await?;
@@ -26,7 +26,8 @@ pub async fn count(place: &Place) -> anyhow::Result<Writes> {
         connection.create(CLAIMS, claim(&name)).await?;
         served.push((claims.wait_for(&name, PATIENCE).await?, name));
     }
-    // What follows a claim follows within milliseconds; the claim before last has been followed by a whole claim.
+    // Later writes of a claim follow within milliseconds. For all but the last claim, a whole claim
+    // has passed since.
     super::pool::quiet(place).await?;
     let (mut until_ready, mut in_all) = (0, 0);
     for (history, name) in &served {
@@ -44,7 +45,8 @@ pub async fn count(place: &Place) -> anyhow::Result<Writes> {
         let is_about = |event: &&String| about.iter().any(|start| event.starts_with(start));
         let events = events.names().iter().filter(is_about).count();
         until_ready += own.iter().filter(|version| **version <= ready).count();
-        // A sandbox of a pool and its pod have the same name. What happens to the pod happens beside the claim.
+        // A sandbox of a pool and its pod have the same name. Writes to the pod run concurrently
+        // with the claim.
         in_all += own.len() + after(&pods, &sandbox).len() + events;
     }
     let average = |count: usize| count as f64 / ROUNDS as f64;

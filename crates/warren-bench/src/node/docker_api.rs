@@ -1,4 +1,4 @@
-//! A Docker daemon, by its API: as much HTTP as that takes, a connection for each request.
+//! A minimal client of the Docker API, with a connection for each request.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,14 +12,14 @@ use super::memory;
 use super::pull::Image;
 use crate::docker::Docker;
 
-/// What runs in a container that does nothing.
+/// The command of an idle container.
 const IDLE: [&str; 3] = ["/bin/busybox", "sleep", "100000"];
 const ECHO: [&str; 3] = ["/bin/busybox", "echo", "x"];
 
-/// A daemon with a container in it that commands are run in. All containers go with it.
+/// A daemon with a resident container for commands. All containers end with it.
 pub struct DockerApi {
     resident: String,
-    /// The streams of a command that repeats what it is told.
+    /// The streams of a command that echoes its input.
     line: UnixStream,
     together: Vec<String>,
     daemon: Docker,
@@ -35,17 +35,18 @@ impl DockerApi {
         Ok(DockerApi { resident, line, together: Vec::new(), daemon })
     }
 
-    /// Processes from which all others of it stem: each has its directory on the command line.
+    /// Returns the processes from which all others of it descend. Each has the directory on its
+    /// command line.
     pub fn seeds(&self) -> anyhow::Result<Vec<u32>> {
         memory::named(&self.daemon.directory().display().to_string())
     }
 
-    /// Those of them that are there without any container.
+    /// Returns those of them that exist without any container.
     pub fn daemons(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.seeds()?.into_iter().filter(|pid| memory::name(*pid) != "containerd-shim").collect())
     }
 
-    /// A new container, until its command has written its first byte.
+    /// Runs a new container until its command has written its first byte.
     pub fn cold(&mut self) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         let wish = json!({"Image": "bench", "Cmd": ECHO, "AttachStdout": true});
@@ -60,7 +61,7 @@ impl DockerApi {
         Ok(elapsed)
     }
 
-    /// A command in the resident, until its exit code is known.
+    /// Runs a command in the resident container until its exit code is known.
     pub fn exec(&mut self) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         let exec = prepare_exec(&self.daemon, &self.resident, &json!({"Cmd": ECHO, "AttachStdout": true}))?;
@@ -73,7 +74,7 @@ impl DockerApi {
         Ok(elapsed)
     }
 
-    /// A line to a command in the resident, and back.
+    /// Sends a line to a command in the resident container and reads it back.
     pub fn round_trip(&mut self) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         self.line.write_all(b"x\n")?;
@@ -83,7 +84,7 @@ impl DockerApi {
         Ok(elapsed)
     }
 
-    /// Starts so many containers at once.
+    /// Starts a number of containers at once.
     pub fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         let daemon = &self.daemon;
@@ -99,14 +100,13 @@ impl DockerApi {
         Ok(elapsed)
     }
 
-    /// Removes those.
+    /// Removes them.
     pub fn end_many(&mut self) -> anyhow::Result<()> {
         self.together.drain(..).try_for_each(|container| remove(&self.daemon, &container))
     }
 
-    /// Pulls an image so many times; it is removed after each.
+    /// Pulls an image a number of times, and removes it after each.
     pub fn pull(&mut self, pulls: usize, image: &Image) -> anyhow::Result<Vec<Duration>> {
-        // It has a network of its own.
         let registry = image.serve_beside(self.daemon.pid())?;
         let (name, tag) = registry.name.rsplit_once(':').context("an image has a tag")?;
         let mut times = Vec::with_capacity(pulls);
@@ -119,7 +119,7 @@ impl DockerApi {
                 &Value::Null,
             )?;
             times.push(begun.elapsed());
-            // The answer begins before the pull, so a failure is somewhere in it.
+            // The answer begins before the pull, so an error is somewhere in its body.
             ensure!(!told.contains("errorDetail"), "docker does not pull: {told}");
             send(&self.daemon, "DELETE", &format!("/images/{}?force=1", registry.name), &Value::Null)?;
         }
@@ -129,14 +129,14 @@ impl DockerApi {
 
 impl Drop for DockerApi {
     fn drop(&mut self) {
-        // Its containers would outlive it.
+        // Otherwise its containers would outlive it.
         for container in self.together.iter().chain([&self.resident]) {
             let _ = remove(&self.daemon, container);
         }
     }
 }
 
-/// Makes a container and starts it; its id.
+/// Creates and starts a container. Returns its id.
 fn run(daemon: &Docker, command: &[&str]) -> anyhow::Result<String> {
     let container =
         id(&call(daemon, "POST", "/containers/create", &json!({"Image": "bench", "Cmd": command}))?)?;
@@ -148,12 +148,12 @@ fn remove(daemon: &Docker, container: &str) -> anyhow::Result<()> {
     send(daemon, "DELETE", &format!("/containers/{container}?force=1"), &Value::Null).map(drop)
 }
 
-/// Describes a command in a container; its id.
+/// Prepares a command in a container. Returns its id.
 fn prepare_exec(daemon: &Docker, container: &str, wish: &Value) -> anyhow::Result<String> {
     id(&call(daemon, "POST", &format!("/containers/{container}/exec"), wish)?)
 }
 
-/// Starts it; its streams.
+/// Starts a prepared command. Returns its streams.
 fn start_exec(daemon: &Docker, exec: &str) -> anyhow::Result<UnixStream> {
     upgrade(daemon, &format!("/exec/{exec}/start"), &json!({"Detach": false, "Tty": false}))
 }
@@ -162,7 +162,7 @@ fn id(answer: &Value) -> anyhow::Result<String> {
     Ok(answer["Id"].as_str().with_context(|| format!("no id in {answer}"))?.to_owned())
 }
 
-/// A request whose answer is one JSON value, or nothing.
+/// Sends a request whose answer is one JSON value or empty.
 fn call(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
     let answer = send(daemon, method, path, body)?;
     if answer.trim().is_empty() {
@@ -171,7 +171,8 @@ fn call(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Resu
     serde_json::from_str(&answer).with_context(|| format!("{method} {path}: `{answer}`"))
 }
 
-/// A request and the body of its answer. In version 1.0 of HTTP, the answer ends with the connection.
+/// Sends a request and returns the body of the answer. With HTTP/1.0 the answer ends with the
+/// connection.
 fn send(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Result<String> {
     let mut stream = connect(daemon)?;
     stream.write_all(request(method, path, "1.0", "", body).as_bytes())?;
@@ -184,12 +185,12 @@ fn send(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Resu
     Ok(body.to_owned())
 }
 
-/// A request after which the connection carries a container's streams.
+/// Sends a request after which the connection carries a container's streams.
 fn upgrade(daemon: &Docker, path: &str, body: &Value) -> anyhow::Result<UnixStream> {
     let mut stream = connect(daemon)?;
     let wish = "Connection: Upgrade\r\nUpgrade: tcp\r\n";
     stream.write_all(request("POST", path, "1.1", wish, body).as_bytes())?;
-    // Byte by byte: what follows the head is no longer ours to read.
+    // Read byte by byte: the bytes after the head belong to the stream.
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -213,7 +214,7 @@ fn request(method: &str, path: &str, version: &str, headers: &str, body: &Value)
     )
 }
 
-/// One piece of output: a header says from which stream and how long it is.
+/// Reads one piece of output. Its header has the stream and the length.
 fn read_frame(stream: &mut UnixStream) -> anyhow::Result<Vec<u8>> {
     let mut header = [0; 8];
     stream.read_exact(&mut header).context("read output")?;

@@ -1,11 +1,11 @@
-//! The processes of a contender, and what they hold together.
+//! The processes of a contender and their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::Context;
 
-/// Some processes and all their descendants.
+/// Returns some processes and all their descendants.
 pub fn family(seeds: &[u32]) -> anyhow::Result<Vec<u32>> {
     let parents = parents()?;
     let mut found: BTreeSet<u32> = seeds.iter().copied().collect();
@@ -22,24 +22,25 @@ pub fn family(seeds: &[u32]) -> anyhow::Result<Vec<u32>> {
     }
 }
 
-/// Processes that have a text on their command line.
+/// Returns the processes with a text on their command line.
 pub fn named(text: &str) -> anyhow::Result<Vec<u32>> {
     let command_line = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let is_named = |pid: &u32| String::from_utf8_lossy(&command_line(pid)).contains(text);
     Ok(parents()?.into_keys().filter(|pid| *pid != std::process::id()).filter(is_named).collect())
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 pub fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(parents()?.into_iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| child).collect())
 }
 
-/// What a process calls itself, at most fifteen bytes of it.
+/// Returns the name of a process, at most fifteen bytes.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// What processes hold together, pages that several share divided among all who share them. One that has ended holds nothing.
+/// Returns the memory of processes, in MB. Shared pages are divided among all that share them. A
+/// process that has ended counts as zero.
 pub fn proportional_mb(pids: &[u32]) -> f64 {
     pids.iter().filter_map(|pid| proportional_kilobytes(*pid)).sum::<f64>() / 1024.0
 }
@@ -50,7 +51,7 @@ fn proportional_kilobytes(pid: u32) -> Option<f64> {
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
-/// Every process with its parent.
+/// Returns every process with its parent.
 fn parents() -> anyhow::Result<BTreeMap<u32, u32>> {
     let entries = fs::read_dir("/proc").context("list processes")?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! An OCI runtime by hand: runc, crun. It has no daemon; each thing is a process.
+//! An OCI runtime called directly: runc or crun. It has no daemon; each operation is a process.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -14,20 +14,20 @@ use crate::legacy_cgroups::LegacyCgroups;
 
 const RESIDENT: &str = "resident";
 
-/// A runtime, a container that commands are run in, and the bundles.
+/// A runtime, a resident container for commands, and the bundles.
 pub struct OciRuntime {
     program: &'static str,
     directory: TempDir,
-    /// Where its processes are started, if not beside us.
+    /// The place to start its processes, if not beside us.
     place: Option<LegacyCgroups>,
-    /// A command that repeats what it is told.
+    /// A command that echoes its input.
     line: Option<(Child, ChildStdin, ChildStdout)>,
     next: usize,
     together: Vec<String>,
 }
 
 impl OciRuntime {
-    /// Makes bundles over a root file system and starts the resident.
+    /// Makes bundles on a root file system and starts the resident container.
     pub fn start(
         program: &'static str,
         rootfs: &Path,
@@ -52,12 +52,12 @@ impl OciRuntime {
         Ok(runtime)
     }
 
-    /// Its program.
+    /// Returns the name of its program.
     pub fn name(&self) -> &'static str {
         self.program
     }
 
-    /// A new container, until its command has written its first byte.
+    /// Runs a new container until its command has written its first byte.
     pub fn cold(&mut self) -> anyhow::Result<Duration> {
         self.next += 1;
         let mut run =
@@ -72,7 +72,7 @@ impl OciRuntime {
         Ok(elapsed)
     }
 
-    /// A command in the resident, until its end.
+    /// Runs a command in the resident container until it ends.
     pub fn exec(&mut self) -> anyhow::Result<Duration> {
         let mut echo = self.command(&["exec", &self.id(RESIDENT), "/bin/busybox", "echo", "x"]);
         echo.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -88,7 +88,7 @@ impl OciRuntime {
         Ok(elapsed)
     }
 
-    /// A line to a command in the resident, and back.
+    /// Sends a line to a command in the resident container and reads it back.
     pub fn round_trip(&mut self) -> anyhow::Result<Duration> {
         let (_, stdin, stdout) = self.line.as_mut().context("opened at the start")?;
         let mut back = [0; 2];
@@ -100,7 +100,7 @@ impl OciRuntime {
         Ok(elapsed)
     }
 
-    /// Starts so many containers at once.
+    /// Starts a number of containers at once.
     pub fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
         let names: Vec<String> = (0..count).map(|number| format!("together-{number}")).collect();
         let begun = Instant::now();
@@ -113,7 +113,7 @@ impl OciRuntime {
         Ok(begun.elapsed())
     }
 
-    /// Removes those.
+    /// Removes them.
     pub fn end_many(&mut self) -> anyhow::Result<()> {
         for name in std::mem::take(&mut self.together) {
             self.delete(&name);
@@ -121,7 +121,7 @@ impl OciRuntime {
         Ok(())
     }
 
-    /// A bundle as the runtime itself proposes it, but for the command and the terminal.
+    /// Makes a bundle with the runtime's default configuration, another command and no terminal.
     fn bundle(&self, name: &str, rootfs: &Path, words: &[&str]) -> anyhow::Result<()> {
         let bundle = self.directory.path().join(name);
         fs::create_dir(&bundle)?;
@@ -141,7 +141,8 @@ impl OciRuntime {
         self.directory.path().join(name).display().to_string()
     }
 
-    /// The name of a container: several runtimes may use the same cgroups.
+    /// Returns the name of a container. It contains the runtime, because several may use the same
+    /// cgroups.
     fn id(&self, name: &str) -> String {
         format!("warren-bench-{}-{name}", self.program)
     }
@@ -168,7 +169,7 @@ impl OciRuntime {
     }
 
     fn delete(&self, name: &str) {
-        // One that is not there any more is fine, and there is nobody to tell of another failure.
+        // A missing container is fine, and other failures cannot be reported here.
         let mut delete = self.command(&["delete", "--force", &self.id(name)]);
         delete.stdout(Stdio::null()).stderr(Stdio::null());
         if let Ok(mut child) = self.spawn(delete) {
@@ -190,7 +191,6 @@ impl Drop for OciRuntime {
     }
 }
 
-/// A process of the runtime.
 struct Started(Child);
 
 impl Started {

@@ -1,4 +1,4 @@
-//! A local home, by its API.
+//! A local home, called by its API.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,16 +23,16 @@ use super::pull::Image;
 use crate::home::Home;
 
 const NAMESPACE: &str = "default";
-/// The label of those that are started together.
+/// The label of sandboxes that are started together.
 const TOGETHER: &str = "bench=together";
-/// Everything takes a fraction of a second, a hundred starts a few.
+/// The time limit. Each operation takes a fraction of a second, a hundred starts a few seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// More than anything here writes at once.
+/// The buffer size: more than any single write here.
 const BUFFER: usize = 4096;
 
-/// A home with a sandbox in it that commands are run in.
+/// A home with a resident sandbox for commands.
 pub struct Ours {
-    // Dropped in this order: what talks to the home before the home.
+    // Drop order: clients of the home before the home.
     line: Line,
     client: Client,
     resident: Sandbox,
@@ -51,12 +51,12 @@ impl Ours {
         Ok(Ours { line, client, resident, next: 0, home })
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process id.
     pub fn daemon(&self) -> anyhow::Result<u32> {
         self.home.daemon()
     }
 
-    /// The daemon and its zygote.
+    /// Returns the daemon and its zygote.
     pub fn daemons(&self) -> anyhow::Result<Vec<u32>> {
         let daemon = self.daemon()?;
         let mut all = memory::children(daemon)?;
@@ -64,7 +64,8 @@ impl Ours {
         Ok(all)
     }
 
-    /// A new sandbox, until a command in it has written its first byte. Its end is waited for, but not timed.
+    /// Runs a new sandbox until a command in it has written its first byte. Waits for its end,
+    /// which is not timed.
     pub async fn cold(&mut self) -> anyhow::Result<Duration> {
         self.next += 1;
         let begun = Instant::now();
@@ -80,7 +81,7 @@ impl Ours {
         Ok(elapsed)
     }
 
-    /// A command in the resident, until its exit code is known.
+    /// Runs a command in the resident sandbox until its exit code is known.
     pub async fn exec(&mut self) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         let mut command = Command::start(&self.client, &self.resident, &["echo", "x"], false).await?;
@@ -92,12 +93,12 @@ impl Ours {
         Ok(elapsed)
     }
 
-    /// A line to a command in the resident, and back.
+    /// Sends a line to a command in the resident sandbox and reads it back.
     pub async fn round_trip(&mut self) -> anyhow::Result<Duration> {
         self.line.round_trip().await
     }
 
-    /// Creates so many sandboxes at once, and watches until all are Ready.
+    /// Creates a number of sandboxes at once, and watches until all are Ready.
     pub async fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
         let sandboxes: Api<Sandbox> = Api::namespaced(self.client.clone(), NAMESPACE);
         let version = sandboxes.list(&ListParams::default().limit(1)).await?.metadata.resource_version;
@@ -138,7 +139,7 @@ impl Ours {
         Ok(elapsed)
     }
 
-    /// Deletes those and waits until they are gone.
+    /// Deletes them and waits until they are gone.
     pub async fn end_many(&mut self) -> anyhow::Result<()> {
         let sandboxes: Api<Sandbox> = Api::namespaced(self.client.clone(), NAMESPACE);
         for sandbox in sandboxes.list(&ListParams::default().labels(TOGETHER)).await? {
@@ -147,7 +148,7 @@ impl Ours {
         self.wait_for_pods(1).await
     }
 
-    /// Pulls an image so many times; it is removed after each.
+    /// Pulls an image a number of times, and removes it after each.
     pub async fn pull(&mut self, pulls: usize, image: &Image) -> anyhow::Result<Vec<Duration>> {
         let (_registry, name) = image.serve()?;
         let mut times = Vec::with_capacity(pulls);
@@ -160,7 +161,8 @@ impl Ours {
         Ok(times)
     }
 
-    /// Waits until there are no more pods than these, so that the end of what was measured last burdens nobody.
+    /// Waits until there are at most this many pods, so that the end of the last measurement does
+    /// not disturb the next.
     async fn wait_for_pods(&self, count: usize) -> anyhow::Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
         let deadline = Instant::now() + PATIENCE;
@@ -172,7 +174,7 @@ impl Ours {
     }
 }
 
-/// A sandbox on the built-in image that does nothing, with a label if one is given.
+/// Creates an idle sandbox on the built-in image, with an optional label.
 async fn create(client: &Client, name: &str, label: Option<&str>) -> anyhow::Result<Sandbox> {
     let mut sandbox = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": name},
@@ -187,7 +189,7 @@ async fn create(client: &Client, name: &str, label: Option<&str>) -> anyhow::Res
     Ok(sandbox::create(client, NAMESPACE, &serde_json::from_value(sandbox)?).await?)
 }
 
-/// A command that has been asked for, and the near ends of its streams.
+/// A requested command and the near ends of its streams.
 struct Command {
     stdin: DuplexStream,
     stdout: DuplexStream,
@@ -218,7 +220,7 @@ impl Command {
         Ok(Command { stdin, stdout, running })
     }
 
-    /// Waits for its exit code, which has to be 0.
+    /// Waits for its exit code, which must be 0.
     async fn end(self) -> anyhow::Result<()> {
         let code = self.running.await??;
         ensure!(code == 0, "a command ended with {code}");
@@ -226,7 +228,7 @@ impl Command {
     }
 }
 
-/// A command that repeats what it is told.
+/// A command that echoes its input.
 struct Line(Command);
 
 impl Line {

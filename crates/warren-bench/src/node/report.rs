@@ -1,4 +1,4 @@
-//! What came of it, as tables or JSON.
+//! The results, as tables or JSON.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use serde::Serialize;
 use super::Part;
 use crate::summary::Summary;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Default, Serialize)]
 pub struct Report {
-    /// What was timed, part by part; ours is the first of each.
+    /// The timed parts. Ours is the first of each.
     pub times: Vec<Timed>,
-    /// Daemons that do nothing.
+    /// Idle daemons.
     pub rest: Vec<AtRest>,
-    /// Many at once.
+    /// Many sandboxes at once.
     pub many: Vec<Many>,
     /// Pulls.
     pub pulls: Vec<Pulled>,
 }
 
-/// One contender in one part.
+/// The times of one contender in one part.
 #[derive(Serialize)]
 pub struct Timed {
     /// The part.
     pub part: Part,
-    /// Its times in milliseconds.
+    /// The times in milliseconds.
     pub times: Summary,
 }
 
-/// A daemon and its helpers while nobody asks for anything.
+/// An idle daemon and its helpers.
 #[derive(Serialize)]
 pub struct AtRest {
     /// The contender.
     pub name: String,
-    /// Resident memory.
+    /// Resident memory in MB.
     pub rss_mb: f64,
-    /// Processor time, as a share of one processor.
+    /// Processor time in percent of one processor.
     pub cpu_percent: f64,
 }
 
@@ -45,12 +45,13 @@ pub struct AtRest {
 pub struct Many {
     /// The contender.
     pub name: String,
-    /// How many.
+    /// The number of sandboxes.
     pub count: usize,
-    /// Until all of them ran.
+    /// The time until all of them ran, in seconds.
     pub seconds: f64,
-    /// What all processes hold more than before, per sandbox, with pages that several share divided among them. The
-    /// sandbox's own first process is among them. None where no process of the contender's stays.
+    /// The additional memory of all processes per sandbox, in MB, including the sandbox's own first
+    /// process. Shared pages are divided among all that share them. `None` if no process of the
+    /// contender stays.
     pub mb_each: Option<f64>,
 }
 
@@ -59,14 +60,14 @@ pub struct Many {
 pub struct Pulled {
     /// The contender.
     pub name: String,
-    /// How often.
+    /// The number of pulls.
     pub pulls: usize,
-    /// Bytes on disk afterwards, of the median pull.
+    /// The unpacked size per second, in MB, of the median pull.
     pub mb_per_second: f64,
 }
 
 impl Pulled {
-    /// `None` when there were none.
+    /// Summarises pulls. Returns `None` without any.
     pub fn of(name: &str, megabytes: f64, mut times: Vec<Duration>) -> Option<Pulled> {
         times.sort_unstable();
         let median = times.get(times.len() / 2)?.as_secs_f64();

@@ -1,5 +1,5 @@
-//! The entries of an archive, with the headers that stand before an entry and say more about it. They are read here and
-//! not by the library, which would hold in memory whatever length they claim.
+//! The entries of an archive, including the extension headers before them. The headers are parsed
+//! here, because the library would allocate any length that they claim.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -10,19 +10,18 @@ use tar::{Archive, EntryType};
 
 use super::UnpackError;
 
-/// Long names, attributes and the like for one entry have no business to be larger.
+/// The maximum size of an entry's extension header, in bytes.
 const LARGEST_EXTENSION: u64 = 1 << 20;
 
-/// One entry: what it is, and the bytes of a file.
+/// One entry: its head, and the content of a file.
 pub(super) struct Entry<'a, R: Read> {
     pub(super) head: Head,
     pub(super) content: tar::Entry<'a, R>,
 }
 
-/// What an entry is.
 #[derive(Debug)]
 pub(super) struct Head {
-    /// As written, still to be distrusted.
+    /// The path as written; not trusted.
     pub(super) path: PathBuf,
     pub(super) kind: Kind,
     pub(super) mode: u32,
@@ -34,7 +33,7 @@ pub(super) struct Head {
     pub(super) attributes: Vec<(String, Vec<u8>)>,
 }
 
-/// Kinds of entries that an image may have.
+/// The kinds of entries in images.
 #[derive(Debug)]
 pub(super) enum Kind {
     File,
@@ -45,7 +44,7 @@ pub(super) enum Kind {
 }
 
 impl Head {
-    /// For people.
+    /// Returns the name for messages.
     pub(super) fn shown(&self) -> String {
         shown(&self.path)
     }
@@ -55,12 +54,12 @@ impl Head {
     }
 }
 
-/// A name from an archive, short enough for a message.
+/// Shortens a name from an archive for messages.
 fn shown(path: &Path) -> String {
     path.to_string_lossy().chars().take(256).collect()
 }
 
-/// What earlier headers have said about the next entry.
+/// The extension headers of the next entry.
 #[derive(Default)]
 struct Extension {
     path: Option<PathBuf>,
@@ -73,7 +72,6 @@ struct Extension {
     sparse: bool,
 }
 
-/// The entries of an archive.
 pub(super) struct Entries<'a, R: Read> {
     raw: tar::Entries<'a, R>,
 }
@@ -92,7 +90,7 @@ impl<'a, R: Read> Entries<'a, R> {
                 EntryType::GNULongName => extension.path = Some(text(&mut entry)?),
                 EntryType::GNULongLink => extension.link = Some(text(&mut entry)?),
                 EntryType::XHeader => extension.read(&extension_bytes(&mut entry)?)?,
-                // For all entries that follow: only comments in practice.
+                // This applies to all later entries. In practice it contains only comments.
                 EntryType::XGlobalHeader => {}
                 _ => {
                     let head = head(&entry, extension)?;
@@ -115,7 +113,7 @@ fn extension_bytes<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<Vec<u8>, Un
     Ok(bytes)
 }
 
-/// A name that did not fit into the entry's own header, with the zero byte at its end.
+/// Reads a long name, which is in a separate entry with a zero byte at its end.
 fn text<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<PathBuf, UnpackError> {
     let bytes = extension_bytes(entry)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -123,7 +121,7 @@ fn text<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<PathBuf, UnpackError> 
 }
 
 impl Extension {
-    /// Reads lines of the form `LENGTH KEY=VALUE\n`, where the length counts the whole line.
+    /// Parses lines of the form `LENGTH KEY=VALUE\n`. The length counts the whole line.
     fn read(&mut self, bytes: &[u8]) -> Result<(), UnpackError> {
         let mut rest = bytes;
         while !rest.is_empty() && rest[0] != 0 {
@@ -170,7 +168,7 @@ fn record(bytes: &[u8]) -> Option<Record<'_>> {
     Some(Record { length, key: std::str::from_utf8(&line[..equals]).ok()?, value: &line[equals + 1..] })
 }
 
-/// `SECONDS` or `SECONDS.FRACTION`.
+/// Parses `SECONDS` or `SECONDS.FRACTION`.
 fn time(text: &str) -> Option<(i64, i64)> {
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();

@@ -1,11 +1,12 @@
-//! Zstandard, frame after frame: tools that index their layers write many, and some to be skipped.
+//! Zstandard streams of several frames: tools that index their layers write many frames, some of
+//! them skippable.
 
 use std::io::{self, BufRead, Read};
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The content of all frames. A frame that wants a window of more than 100 MiB is refused by the decoder.
+/// Reads the content of all frames. The decoder refuses a frame with a window of more than 100 MiB.
 pub(super) struct Frames<R> {
     source: R,
     decoder: FrameDecoder,
@@ -17,7 +18,7 @@ impl<R: BufRead> Frames<R> {
         Self { source, decoder: FrameDecoder::new(), in_frame: false }
     }
 
-    /// Goes to the start of the next frame with content; `false` at the end.
+    /// Moves to the next frame with content. Returns false at the end.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.source) {

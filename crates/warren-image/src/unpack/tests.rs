@@ -1,4 +1,4 @@
-//! Archives as people make them, and as nobody should.
+//! Tests with normal and malicious archives.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::*;
 
-/// One entry of a test's archive.
+/// One entry of a test archive.
 struct Item<'a> {
     name: &'a str,
     kind: EntryType,
@@ -34,7 +34,8 @@ fn hard_link<'a>(name: &'a str, link: &'a str) -> Item<'a> {
     Item { kind: EntryType::Link, ..symlink(name, link) }
 }
 
-/// The names go into the headers as they are: the library's own way would refuse the wicked ones.
+/// Builds an archive. Names are copied into headers directly, because the library would refuse the
+/// malicious ones.
 fn archive(items: &[Item<'_>]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     for item in items {
@@ -53,7 +54,7 @@ fn archive(items: &[Item<'_>]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// A header of the extended kind, before the entry that it is about.
+/// Builds an extension header, followed by the entry that it describes.
 fn extended(records: &[(&str, &str)], item: &Item<'_>) -> Vec<u8> {
     let mut content = Vec::new();
     for (key, value) in records {
@@ -86,7 +87,7 @@ fn unpacked(bytes: &[u8]) -> Layer {
     unpacked_within(bytes, Limits::default())
 }
 
-/// The entry that was refused, and why.
+/// Returns the refused entry and the reason.
 fn refused(bytes: &[u8]) -> (String, String) {
     let layer = unpacked(bytes);
     let outside: Vec<_> = fs::read_dir(layer.path.parent().unwrap()).unwrap().collect();
@@ -134,7 +135,7 @@ fn compression_is_told_from_the_bytes() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&plain).unwrap();
     let gzip = gzip.finish().unwrap();
-    // One frame to be skipped and two with content, as tools write them that index their layers.
+    // One skippable frame and two with content, as tools that index their layers write them.
     let mut frames = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
     for part in plain.chunks(70_000) {
         let level = ruzstd::encoding::CompressionLevel::Fastest;
@@ -172,7 +173,7 @@ fn what_a_layer_removes_is_what_overlays_understand() {
         file("gone/.wh.file", b""),
         file("hidden/.wh..wh..opq", b""),
         file("hidden/.wh..wh.plnk", b""),
-        // Removed below, made anew here: in either order it is there, and shows nothing of below.
+        // Each is removed and created again, in either order: it exists and hides the one below.
         file(".wh.again", b""),
         directory("again"),
         directory("before"),
@@ -282,7 +283,7 @@ fn bytes_that_are_no_archive_are_an_error() {
     assert!(unpacked(&whole[..2000]).result.is_err(), "cut short");
 }
 
-/// Not proof of anything, but a quick look at what changed bytes do: no panic, nothing outside.
+/// Changes bytes at random and checks that nothing panics and nothing is written outside.
 #[test]
 fn damaged_archives_do_no_harm() {
     let whole = [
@@ -302,7 +303,7 @@ fn damaged_archives_do_no_harm() {
             let position = random(bytes.len());
             bytes[position] = u8::try_from(random(256)).unwrap();
         }
-        // Damage that the checksums catch would only try the checksums.
+        // Repair the checksums: otherwise the test would only cover them.
         for block in bytes.chunks_exact_mut(512) {
             block[148..156].fill(b' ');
             let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();

@@ -1,5 +1,5 @@
-//! Puts entries below one directory, and nowhere else: every name is looked up by the kernel with the order not to leave
-//! that directory, so neither `..` nor a link that the archive itself has made leads out.
+//! Writes entries below one directory. The kernel looks up every name with a flag that forbids to
+//! leave that directory. So neither `..` nor a link of the archive leads out of it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,21 +14,22 @@ use rustix::io::Errno;
 use super::UnpackError;
 use super::archive::{Head, Kind};
 
-/// Names that stand for "the rest is not there in the layers below".
+/// The prefix of whiteouts: names of files to remove from lower layers.
 const WHITEOUT: &[u8] = b".wh.";
-/// Of these, one says it of everything in its directory; others are notes of a file system that nobody uses any more.
+/// The prefix of special whiteouts. One of them hides everything below its directory. The others
+/// are records of an obsolete file system.
 const WHITEOUT_NOTE: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// How overlays know such a directory; and how those of ordinary users do, who may not write the former.
+/// The attributes of an opaque directory in overlays. Ordinary users may only write the second one.
 const OPAQUE_ATTRIBUTES: [&str; 2] = ["trusted.overlay.opaque", "user.overlay.opaque"];
-/// Deeper than any honest tree, and little enough to walk for every entry.
+/// The maximum depth. No real image is deeper, and each entry walks its path.
 const DEEPEST: usize = 256;
 const LONGEST_PATH: usize = 4096;
 
-/// The directory of a layer while it is filled.
+/// The directory of a layer that is being filled.
 pub(super) struct Tree {
     root: OwnedFd,
-    /// Directories get their times last, as every entry in them changes those.
+    /// Directories get their times last, because each entry changes the time of its directory.
     directories: Vec<(PathBuf, Timestamps)>,
 }
 
@@ -39,11 +40,10 @@ impl Tree {
         Ok(Self { root, directories: Vec::new() })
     }
 
-    /// Makes one entry.
     pub(super) fn place(&mut self, head: &Head, content: &mut impl Read) -> Result<(), UnpackError> {
         let path = normal(&head.path).map_err(|why| head.refused(why))?;
         let Some(name) = path.file_name().map(OsStr::to_owned) else {
-            // The top itself: only what it is like, and that an archive may say only of a directory.
+            // The entry for the top directory itself, which must be a directory.
             return match head.kind {
                 Kind::Directory => {
                     describe(head, self.root.as_fd())?;
@@ -111,7 +111,7 @@ impl Tree {
         }
     }
 
-    /// Another name for a file of this layer.
+    /// Creates a hard link to a file of this layer.
     fn link(
         &self,
         head: &Head,
@@ -137,7 +137,7 @@ impl Tree {
             .map_err(|error| failed(head, error.into()))
     }
 
-    /// Says that something of the layers below is not there.
+    /// Writes a whiteout.
     fn hide(
         &self,
         head: &Head,
@@ -158,7 +158,7 @@ impl Tree {
         }
         let hidden = OsStr::from_bytes(hidden);
         match kind_of(parent, hidden).map_err(|error| failed(head, error))? {
-            // This layer brings its own: only what is below a directory shall not show through.
+            // This layer has an entry of the same name: only hide what is below a directory.
             Some(Present::Directory) => {
                 make_opaque(open_directory(parent, hidden).map_err(fail)?.as_fd()).map_err(fail)
             }
@@ -169,7 +169,7 @@ impl Tree {
         }
     }
 
-    /// The directory that an entry belongs in. Directories that the archive left out are made.
+    /// Opens the parent directory of an entry. Missing directories are created.
     fn parent(&self, head: &Head, path: &Path) -> Result<OwnedFd, UnpackError> {
         let directory = path.parent().unwrap_or(Path::new(""));
         match self.open_beneath(directory) {
@@ -195,13 +195,13 @@ impl Tree {
         rustix::fs::openat2(&self.root, directory, flags, Mode::empty(), within)
     }
 
-    /// Gives the directories their times, and sees that everything is on disk.
+    /// Sets the times of directories and syncs everything to disk.
     pub(super) fn finish(self) -> io::Result<()> {
         for (path, times) in self.directories.iter().rev() {
             let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            // A later entry may have put something else in its place.
+            // A later entry may have replaced it.
             if let Ok(directory) = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), within) {
                 rustix::fs::futimens(&directory, times)?;
             }
@@ -210,7 +210,7 @@ impl Tree {
     }
 }
 
-/// What has a name already.
+/// The kind of an existing entry.
 #[derive(Debug, PartialEq, Eq)]
 enum Present {
     File,
@@ -235,7 +235,7 @@ fn kind_of(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<Present>> 
 fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {
-            // It follows no links, and the descriptor keeps it below the layer's directory.
+            // This follows no links, and the descriptor keeps it below the layer's directory.
             std::fs::remove_dir_all(Path::new(&format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name))
         }
         other => Ok(other?),
@@ -256,7 +256,8 @@ fn make_opaque(directory: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Owner, mode and attributes of a file or directory. The mode comes after the owner: changing that takes bits away.
+/// Sets owner, mode and attributes of a file or directory. The mode comes last, because changing
+/// the owner clears bits of it.
 fn describe(head: &Head, file: BorrowedFd<'_>) -> Result<(), UnpackError> {
     let fail = |error: Errno| failed(head, error.into());
     give(rustix::fs::fchown(file, Some(uid(head)), Some(gid(head)))).map_err(fail)?;
@@ -265,9 +266,10 @@ fn describe(head: &Head, file: BorrowedFd<'_>) -> Result<(), UnpackError> {
         match name.as_str() {
             _ if name.starts_with("user.") && !name.starts_with("user.overlay.") => {}
             "security.capability" => {}
-            // What other systems keep beside a file, and does not mean anything here.
+            // Attributes of other systems. They have no meaning here.
             "security.selinux" | "system.posix_acl_access" | "system.posix_acl_default" => continue,
-            // `trusted.overlay.…` and `user.overlay.…` above all: it is how one layer could show what lies elsewhere.
+            // Above all `trusted.overlay.…` and `user.overlay.…`, with which a layer could expose
+            // files from elsewhere.
             _ => return Err(head.refused(format!("images cannot bring the attribute {name:?}"))),
         }
         match rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()) {
@@ -278,14 +280,14 @@ fn describe(head: &Head, file: BorrowedFd<'_>) -> Result<(), UnpackError> {
     Ok(())
 }
 
-/// Owner and time of what cannot be opened.
+/// Sets owner and time of an entry that cannot be opened.
 fn describe_link(head: &Head, parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     give(rustix::fs::chownat(parent, name, Some(uid(head)), Some(gid(head)), AtFlags::SYMLINK_NOFOLLOW))?;
     rustix::fs::utimensat(parent, name, &times(head), AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// An owner that does not exist here, as most do not in an ordinary user's namespace: the file stays its root's. To the machine's
-/// root every owner exists.
+/// Ignores an owner that does not exist in an ordinary user's namespace: the file stays root's. For
+/// the machine's root every owner exists.
 fn give(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::INVAL) => Ok(()),
@@ -307,7 +309,7 @@ fn times(head: &Head) -> Timestamps {
     Timestamps { last_access: time, last_modification: time }
 }
 
-/// A path in an archive, without `./` and with no way up.
+/// Normalises a path of an archive: removes `./` and refuses `..`.
 fn normal(path: &Path) -> Result<PathBuf, &'static str> {
     if path.as_os_str().len() > LONGEST_PATH {
         return Err("its path is too long");
@@ -337,7 +339,8 @@ fn failed(head: &Head, source: io::Error) -> UnpackError {
     UnpackError::Entry { name: head.shown(), source }
 }
 
-/// Looking up the directory of an entry has failed: mostly because a link on the way leads out of the layer.
+/// Explains why the parent directory of an entry could not be opened: mostly a link on the path
+/// leads out of the layer.
 fn escaped(head: &Head, error: Errno) -> UnpackError {
     match error {
         Errno::XDEV => head.refused("a link on its path leads out of the image"),

@@ -1,4 +1,4 @@
-//! What is so on this machine.
+//! Collects the facts about this machine.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use warren_oci::privileges::FurtherIds;
 
 use crate::lock::{Holder, holder};
 
-/// Runtimes that a RuntimeClass can name, by their programs.
+/// The programs of runtimes that a RuntimeClass can name.
 const RUNTIMES: [&str; 4] = ["runsc", "crun", "runc", "kata-runtime"];
 const NAMESPACES: [(&str, &str); 7] = [
     ("user", "user"),
@@ -21,67 +21,68 @@ const NAMESPACES: [(&str, &str); 7] = [
     ("cgroup", "cgroup"),
 ];
 
-/// What is so on this machine, as far as a local home cares. Errors are told in words: they are for people.
+/// The facts about this machine that matter to a local home. Errors are texts for people.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Whether we are root.
+    /// True for root.
     pub root: bool,
-    /// Whether an ordinary user can make what a home needs; tried only by one.
+    /// The result of making a home's namespaces as an ordinary user. Root does not try it.
     pub ordinary_user: Result<(), String>,
-    /// The ids that sandboxes of an ordinary user can have beside the user's own.
+    /// The further ids that sandboxes of an ordinary user can have.
     pub further_ids: FurtherIds,
     /// The kernel's release.
     pub release: String,
-    /// Kinds of namespaces that the kernel does not have.
+    /// The kinds of namespaces that the kernel lacks.
     pub missing_namespaces: Vec<&'static str>,
-    /// Whether all of them can be made by us.
+    /// The result of making all of them.
     pub namespaces: Result<(), String>,
-    /// How many user namespaces there may be, if it is said.
+    /// The maximum number of user namespaces, if known.
     pub most_user_namespaces: Option<u64>,
-    /// AppArmor keeps ordinary programs from making them.
+    /// True if AppArmor denies them to unconfined programs.
     pub apparmor_restricts: bool,
-    /// Debian's switch keeps ordinary users from making them.
+    /// True if Debian's switch denies them to ordinary users.
     pub debian_forbids: bool,
-    /// The version of cgroups with the controllers that limits need; 0 for an ordinary user who was given none.
+    /// The version of cgroups with the controllers for limits, or 0 for an ordinary user without
+    /// delegated cgroups.
     pub cgroup_version: Result<u8, String>,
-    /// Whether system calls can be filtered.
+    /// True if system calls can be filtered.
     pub seccomp: bool,
-    /// Nothing may be run from memory.
+    /// True if programs cannot be executed from memory.
     pub forbids_programs_in_memory: bool,
-    /// Whether overlays can be mounted; an error if that could not be found out.
+    /// True if overlays can be mounted. An error if that is unknown.
     pub overlay: Result<bool, String>,
-    /// Whether packet rules can be set.
+    /// The result of setting packet rules.
     pub packet_rules: Result<(), String>,
-    /// Runtimes found, with their programs.
+    /// The runtimes that were found, with their programs.
     pub runtimes: Vec<(&'static str, PathBuf)>,
-    /// The data directory, there or not.
+    /// The data directory, existing or not.
     pub data_dir: PathBuf,
-    /// What it lies on, or would.
+    /// The file system of the data directory.
     pub file_system: FileSystem,
-    /// How much room there is.
+    /// The free space.
     pub space: Space,
-    /// Who runs the home.
+    /// The daemon that runs the home, if any.
     pub holder: Option<Holder>,
 }
 
-/// Kinds of file systems, as far as they matter.
+/// Kinds of file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// ext4, or its forerunners.
+    /// ext4, ext3 or ext2.
     Ext4,
     /// XFS.
     Xfs,
     /// Btrfs.
     Btrfs,
-    /// Memory.
+    /// tmpfs.
     Tmpfs,
     /// An overlay, as in a container.
     Overlay,
-    /// On another machine.
+    /// A network file system.
     Network,
-    /// Served by a program.
+    /// A FUSE file system.
     Fuse,
-    /// One that we have no opinion of, by its number.
+    /// Any other, by its number.
     Other(u64),
 }
 
@@ -101,7 +102,7 @@ impl fmt::Display for FileSystem {
 }
 
 impl FileSystem {
-    /// By the numbers of `statfs`.
+    /// Converts the number from `statfs`.
     fn of_type(number: u64) -> Self {
         match number {
             0xef53 => FileSystem::Ext4,
@@ -116,18 +117,18 @@ impl FileSystem {
     }
 }
 
-/// Room on a disk.
+/// The free space of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes that we may still use.
+    /// The number of bytes that we may still use.
     pub free_bytes: u64,
-    /// Files that we may still make, where they are counted.
+    /// The number of files that we may still create, if counted.
     pub free_inodes: Option<u64>,
 }
 
 impl Facts {
-    /// Looks at the machine, for a home in `data_dir` and with programs looked for in `path`. Makes nothing that stays, and
-    /// must be called while the process has one thread.
+    /// Examines the machine for a home in `data_dir`. Programs are looked up in `path`. It leaves
+    /// nothing behind. The process must be single-threaded.
     pub fn read(data_dir: &Path, path: Option<&std::ffi::OsStr>) -> io::Result<Facts> {
         let root = rustix::process::geteuid().is_root();
         let in_words = |error: io::Error| error.to_string();
@@ -151,13 +152,13 @@ impl Facts {
             cgroup_version: machine::cgroup_version().map_err(in_words),
             seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
             forbids_programs_in_memory: number("/proc/sys/vm/memfd_noexec") == Some(2),
-            // An ordinary user has tried it already.
+            // For an ordinary user, the check above included it.
             overlay: if root || ordinary_user.is_err() { overlay(root).map_err(in_words) } else { Ok(true) },
             ordinary_user,
             packet_rules: machine::try_packet_rules().map_err(in_words),
             runtimes: runtimes(path),
             data_dir: data_dir.to_owned(),
-            // The type's own type differs between machines.
+            // The type of this field differs between architectures.
             file_system: FileSystem::of_type(kind.f_type as u64 & 0xffff_ffff),
             space: Space {
                 free_bytes: room.f_bavail.saturating_mul(room.f_frsize),
@@ -167,7 +168,8 @@ impl Facts {
         })
     }
 
-    /// Whether the kernel is this one or later. A release that cannot be read is.
+    /// Returns true if the kernel is of this version or later. A release that cannot be parsed
+    /// counts as later.
     pub(super) fn is_at_least(&self, version: (u32, u32)) -> bool {
         let mut numbers =
             self.release.split(|character: char| !character.is_ascii_digit()).map(str::parse::<u32>);
@@ -182,7 +184,8 @@ fn number(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Root tries; others look whether it is in use already.
+/// Checks for overlays. Root tries one. An ordinary user only sees if the kernel has already loaded
+/// the module.
 fn overlay(root: bool) -> io::Result<bool> {
     let known = std::fs::read_to_string("/proc/filesystems")?;
     if known.lines().any(|line| line.trim_start_matches("nodev").trim() == "overlay") {

@@ -1,3 +1,5 @@
+//! Tests of the judgements.
+
 use warren_oci::privileges::FurtherIds;
 
 use super::*;
@@ -26,7 +28,7 @@ fn healthy() -> Facts {
     }
 }
 
-/// What is wrong: check, verdict and remedy.
+/// Returns the check, verdict and remedy of each finding that is not ok.
 fn wrong(facts: &Facts) -> Vec<(&'static str, Verdict, String)> {
     let findings = examine(facts).into_iter().filter(|finding| finding.verdict != Verdict::Ok);
     findings
@@ -61,7 +63,7 @@ fn a_healthy_machine_has_nothing_wrong() {
     );
 }
 
-/// One fact is another: which check says so, how loudly, and what it says to do.
+/// Changes one fact and compares the findings.
 fn check(change: impl FnOnce(&mut Facts), expected: &[(&str, Verdict, &str)]) {
     let mut facts = healthy();
     change(&mut facts);

@@ -1,5 +1,6 @@
-//! A bundle's cgroup: where its path leads in each hierarchy, and its limits as the kernel's files want them. Bundles may ask
-//! for any controller of the machine, pods (`warren_sys::cgroup`) only for those that every machine has.
+//! The cgroup of a bundle: its path in each hierarchy, and its limits in the format of the kernel's
+//! files. Bundles may use any controller of the machine. Pods (`warren_sys::cgroup`) use only those
+//! that every machine has.
 
 use std::fs;
 use std::io;
@@ -9,11 +10,12 @@ use std::time::{Duration, Instant};
 use super::config::{BlockIo, Config, Cpu, DeviceRule, Memory, Resources};
 use super::{Error, Step as _};
 
-/// How long killed processes may take to be gone.
+/// The time limit for killed processes to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Devices that every container has, whatever its rules say: `null`, `zero`, `full`, `tty`, `random`, `urandom`, `ptmx` and
-/// terminals. Making nodes is allowed, for opening them is what the rules are about.
+/// Devices that every container may use, whatever its rules say: `null`, `zero`, `full`, `tty`,
+/// `random`, `urandom`, `ptmx` and terminals. Making any device node is allowed, because the rules
+/// are enforced when a device is opened.
 const ALWAYS_ALLOWED: &[&str] = &[
     "c *:* m",
     "b *:* m",
@@ -31,12 +33,12 @@ const ALWAYS_ALLOWED: &[&str] = &[
 #[derive(Debug)]
 pub(super) struct Cgroups {
     is_version_2: bool,
-    /// Controllers, the mount's own name, and the cgroup's directory there.
+    /// For each hierarchy: its controllers, the name of its mount, and the cgroup's directory.
     directories: Vec<(Vec<String>, String, PathBuf)>,
 }
 
 impl Cgroups {
-    /// The cgroup `path` below the root of each hierarchy, whether or not it exists.
+    /// Returns the cgroup `path` below the root of each hierarchy, whether it exists or not.
     pub(super) fn named(path: &str) -> Result<Self, Error> {
         let step = || "read the mount table".to_owned();
         let table = fs::read_to_string("/proc/self/mountinfo").step(step)?;
@@ -74,7 +76,7 @@ impl Cgroups {
         }
     }
 
-    /// Makes it with the limits of a bundle.
+    /// Creates the cgroup with the limits of a bundle.
     pub(super) fn create(&self, config: &Config) -> Result<(), Error> {
         for (controllers, _, directory) in &self.directories {
             let step = || format!("make the cgroup {}", directory.display());
@@ -93,19 +95,18 @@ impl Cgroups {
         }
     }
 
-    /// Moves a process in.
     pub(super) fn add(&self, pid: i32) -> Result<(), Error> {
         self.directories.iter().try_for_each(|(.., directory)| {
             write(&directory.join("cgroup.procs"), &pid.to_string()).step(|| "enter the cgroup".to_owned())
         })
     }
 
-    /// Its directories by the names of their mounts, for a view from inside.
+    /// Returns the directories with the names of their mounts, for the container's view.
     pub(super) fn views(&self) -> impl Iterator<Item = (&str, &Path)> {
         self.directories.iter().map(|(_, name, directory)| (name.as_str(), directory.as_path()))
     }
 
-    /// Kills everybody in it, and removes it.
+    /// Kills all processes in the cgroup and removes it.
     #[expect(clippy::disallowed_methods, reason = "nobody is told when a version 1 cgroup has become empty")]
     pub(super) fn remove(&self) -> Result<(), Error> {
         let deadline = Instant::now() + PATIENCE;
@@ -127,7 +128,6 @@ impl Cgroups {
         }
     }
 
-    /// Sends a signal to everybody in it.
     pub(super) fn signal_all(&self, signal: i32) {
         for (.., directory) in &self.directories {
             for pid in fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default().lines() {
@@ -213,7 +213,7 @@ impl Cgroups {
     }
 
     fn limit_cpu(&self, cpu: &Cpu) -> Result<(), Error> {
-        // A period before its quota: the kernel judges each pair.
+        // Write a period before its quota: the kernel checks each pair.
         for (file, value) in [
             ("cpu.shares", cpu.shares.map(|value| value.to_string())),
             ("cpu.cfs_period_us", cpu.period.map(|value| value.to_string())),
@@ -292,7 +292,7 @@ impl Cgroups {
             }
         }
         if let Some(cpu) = &resources.cpu {
-            // The kubelet's formula: 2–262144 onto 1–10000.
+            // The kubelet's formula maps 2–262144 to 1–10000.
             let weight = |shares: u64| 1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142;
             lines.extend(
                 cpu.shares
@@ -332,7 +332,8 @@ fn device_rule(rule: &DeviceRule) -> String {
     format!("{kind} {}:{} {access}", number(rule.major), number(rule.minor))
 }
 
-/// A new cpuset has no processors, and nobody can enter one without: it takes its parent's.
+/// Creates a cpuset with the processors of its parent. A new cpuset has none, and no process could
+/// enter it.
 fn make_cpuset(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -346,7 +347,7 @@ fn make_cpuset(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A controller reaches a cgroup only if every ancestor passes it on.
+/// Creates a version 2 cgroup. A controller reaches it only if every ancestor enables it.
 fn make_version_2(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -354,13 +355,13 @@ fn make_version_2(directory: &Path) -> io::Result<()> {
     let parent = directory.parent().ok_or(io::ErrorKind::NotFound)?;
     make_version_2(parent)?;
     for controller in fs::read_to_string(parent.join("cgroup.controllers"))?.split_whitespace() {
-        // One that cannot be passed on is missed only by those who ask for it.
+        // A controller that cannot be enabled matters only to bundles with limits for it.
         let _ = write(&parent.join("cgroup.subtree_control"), &format!("+{controller}"));
     }
     fs::create_dir(directory)
 }
 
-/// Without making or cutting a file: these exist, or the controller does not.
+/// Writes to an existing file. If it does not exist, the controller is missing.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     use std::io::Write as _;
     fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())

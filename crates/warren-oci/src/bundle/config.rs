@@ -1,5 +1,6 @@
-//! `config.json` of a bundle, as the OCI runtime specification has it: what we carry out, and what we refuse because leaving
-//! it out would weaken the container. Properties that are not named here are not ours to judge, as the specification asks.
+//! The `config.json` of a bundle, as in the OCI runtime specification. Properties that are not
+//! supported are refused if leaving them out would weaken the container. Unknown properties are
+//! ignored, as the specification requires.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ pub(super) struct Config {
     pub(super) linux: Linux,
 }
 
-/// The program, and as whom it runs.
+/// The program and its user.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Process {
@@ -52,14 +53,14 @@ pub(super) struct Process {
     pub(super) selinux_label: Option<String>,
 }
 
-/// The terminal's first size.
+/// The initial size of the terminal.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct ConsoleSize {
     pub(super) height: u16,
     pub(super) width: u16,
 }
 
-/// Numeric identity inside.
+/// Numeric user and groups inside the container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct User {
@@ -69,7 +70,7 @@ pub(super) struct User {
     pub(super) additional_gids: Vec<u32>,
 }
 
-/// The five sets.
+/// The five capability sets.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Capabilities {
@@ -97,7 +98,7 @@ pub(super) struct Mount {
     pub(super) options: Vec<String>,
 }
 
-/// Programs that are run beside the container, by the moment.
+/// Programs to run at certain moments of the container's life.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Hooks {
@@ -116,7 +117,7 @@ pub(super) struct Hook {
     pub(super) args: Vec<String>,
     #[serde(default)]
     pub(super) env: Vec<String>,
-    /// Seconds.
+    /// In seconds.
     pub(super) timeout: Option<u64>,
 }
 
@@ -137,7 +138,7 @@ pub(super) struct Linux {
     pub(super) mount_label: Option<String>,
 }
 
-/// A namespace that is new or, by its path, another's.
+/// A new namespace, or an existing one if it has a path.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Namespace {
     #[serde(rename = "type")]
@@ -181,7 +182,7 @@ pub(super) struct Device {
     pub(super) gid: Option<u32>,
 }
 
-/// Limits. Each field is the specification's.
+/// Resource limits. The fields are those of the specification.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Resources {
@@ -207,7 +208,8 @@ pub(super) struct DeviceRule {
     pub(super) access: Option<String>,
 }
 
-/// The limit of kernel memory is not here: Linux has none any more, and counts it with the rest.
+/// Memory limits. There is none for kernel memory: Linux no longer has one and counts it with the
+/// rest.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Memory {
@@ -289,7 +291,7 @@ pub(super) struct InterfacePriority {
     pub(super) priority: u32,
 }
 
-/// Which system calls may be made.
+/// The rules for system calls.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Seccomp {
@@ -322,7 +324,7 @@ pub(super) struct SeccompArgument {
 }
 
 impl Config {
-    /// Reads `config.json` and refuses what cannot be carried out.
+    /// Parses `config.json` and refuses unsupported properties.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let config: Self = serde_json::from_slice(bytes).map_err(|error| Error::Config(error.to_string()))?;
         config.check()?;
@@ -378,12 +380,13 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the container gets a namespace of this kind of its own.
+    /// Returns true if the container gets a new namespace of this kind.
     pub(super) fn has_new(&self, kind: NamespaceKind) -> bool {
         self.linux.namespaces.iter().any(|one| one.kind == kind && one.path.is_none())
     }
 
-    /// Up to 1.0.2 `prestart` hooks belong to `start`; later versions moved them to `create`.
+    /// Returns true if `prestart` hooks belong to `start`, as up to version 1.0.2. Later versions
+    /// run them in `create`.
     pub(super) fn prestart_at_start(&self) -> bool {
         matches!(self.oci_version.as_str(), "1.0.0" | "1.0.1" | "1.0.2")
             || self.oci_version.starts_with("1.0.0-")

@@ -1,7 +1,8 @@
-//! `create`: from a bundle to a process that stands ready in its namespaces and waits to be started.
+//! `create`: makes a process from a bundle that is ready in its namespaces and waits to be started.
 //!
-//! The creating process makes what needs the host's rights and view; the new process makes the rest in its namespaces and
-//! says how it went through a socket. Then it waits at a socket of its own for [`super::Runtime::start`].
+//! The creating process does the work that needs the host's rights and view of files. The new
+//! process does the rest inside its namespaces and reports the result through a socket. Then it
+//! waits at a socket of its own for [`super::Runtime::start`].
 
 use std::convert::Infallible;
 use std::fs;
@@ -27,36 +28,37 @@ use crate::container::set_ids;
 use crate::protocol::ProcessName;
 use crate::wire;
 
-/// What [`super::Runtime::create`] is told beside a name.
+/// The options of [`super::Runtime::create`].
 #[derive(Debug, Clone, Default)]
 pub struct CreateOptions {
     /// The bundle's directory.
     pub bundle: PathBuf,
-    /// A file to write the container's process id to.
+    /// A file for the container's process id.
     pub pid_file: Option<PathBuf>,
-    /// A socket that the terminal's master is sent to.
+    /// A socket that receives the terminal's master.
     pub console_socket: Option<PathBuf>,
 }
 
-/// What the two processes say to each other.
+/// The messages between the two processes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Word {
     /// To the new process: its cgroup, ids and limits are set.
     Go,
-    /// From it: it is in its namespaces.
+    /// From the new process: it is in its namespaces.
     InNamespaces,
-    /// To it: the hooks that had to be run now were.
+    /// To the new process: the hooks of this moment have run.
     GoOn(State),
-    /// From it: everything is ready.
+    /// From the new process: everything is ready.
     Ready,
-    /// From it: something failed.
+    /// From the new process: something failed.
     Failed(String),
 }
 
-/// What `start` says to the waiting process.
+/// The message of `start` to the waiting process.
 pub(super) const START: &[u8] = b"start";
 
-/// Makes the container in `place`, which exists and is empty. On an error nothing is left but that directory.
+/// Creates the container in `place`, an existing empty directory. After an error only that
+/// directory is left.
 pub(super) fn create(place: &Place, id: &str, options: &CreateOptions) -> Result<Child, Error> {
     let proof = SingleThreaded::verify().step(|| "create a container".to_owned())?;
     let step = || format!("find the bundle {}", options.bundle.display());
@@ -122,7 +124,7 @@ pub(super) fn create(place: &Place, id: &str, options: &CreateOptions) -> Result
     Ok(child)
 }
 
-/// The creating process's side of a birth.
+/// Runs the creating process's side of the protocol.
 fn bring_up(
     child: &Child,
     socket: &Seqpacket,
@@ -161,7 +163,7 @@ fn tell(socket: &Seqpacket, word: &Word) -> Result<(), Error> {
     wire::send(socket, word, &[]).step(|| "talk to the other process".to_owned())
 }
 
-/// The other side's next word; its failure is ours.
+/// Receives the next message. A failure of the other process becomes an error here.
 fn hear(socket: &Seqpacket) -> Result<Word, Error> {
     let step = || "hear from the other process".to_owned();
     match wire::receive::<Word>(socket).step(step)? {
@@ -180,7 +182,8 @@ fn write_maps(pid: i32, uids: &[IdMapping], gids: &[IdMapping]) -> Result<(), Er
     Ok(())
 }
 
-/// Namespaces to make when the process is cloned. The one of cgroups is made later, when it is in its cgroup.
+/// Returns the namespaces to make when the process is cloned. The cgroup namespace is made later,
+/// when the process is in its cgroup.
 fn new_namespaces(config: &Config) -> Namespaces {
     let mut all = Namespaces::NONE;
     for one in config.linux.namespaces.iter().filter(|one| one.path.is_none()) {
@@ -197,7 +200,8 @@ fn new_namespaces(config: &Config) -> Namespaces {
     all
 }
 
-/// Namespaces of others. The one of pids is entered here, for it counts from the next child on.
+/// Opens the namespaces to join. A pid namespace is entered here, because entering affects only
+/// later children.
 fn joined_namespaces(config: &Config) -> Result<Vec<OwnedFd>, Error> {
     let mut joined = Vec::new();
     for one in &config.linux.namespaces {
@@ -215,7 +219,7 @@ fn joined_namespaces(config: &Config) -> Result<Vec<OwnedFd>, Error> {
         let file = OwnedFd::from(fs::File::open(path).step(step)?);
         use std::os::fd::AsRawFd as _;
         let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
-        // A file that is mounted somewhere else has no such name, and the kernel then judges it.
+        // A namespace file mounted elsewhere has no such name. The kernel then checks it.
         let name = name.to_string_lossy();
         if name.contains(":[") && !name.starts_with(&format!("{expected}:")) {
             return Err(Error::Config(format!(
@@ -231,7 +235,6 @@ fn joined_namespaces(config: &Config) -> Result<Vec<OwnedFd>, Error> {
     Ok(joined)
 }
 
-/// The new process.
 struct Newborn<'a> {
     config: &'a Config,
     joined: Vec<OwnedFd>,
@@ -240,7 +243,8 @@ struct Newborn<'a> {
 }
 
 impl Newborn<'_> {
-    /// The rest of its life on our side. Never returns: neither an error nor a panic may go on as a second creator.
+    /// Runs the new process until it becomes the program. Never returns: after an error or panic
+    /// there must not be a second creator.
     fn live(self, socket: &Seqpacket, prepared: Prepared, ready: Option<&Ready>) -> ! {
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.grow(socket, prepared, ready)));
@@ -302,7 +306,7 @@ impl Newborn<'_> {
                 _ => Err(Error::Config("there is no `process` to start".to_owned())),
             }
         })();
-        // An exec closes the connection, which says that it went well.
+        // A successful exec closes the connection.
         let message = match started {
             Err(error) => super::with_causes(&error),
             Ok(never) => match never {},
@@ -327,7 +331,8 @@ impl Newborn<'_> {
     }
 }
 
-/// Opens a terminal of the container's own, sends its master away and makes it the standard streams.
+/// Opens a terminal of the container's own, sends its master to the console socket and makes it the
+/// standard streams.
 fn take_terminal(process: &Process, console: &UnixStream) -> Result<(), Error> {
     let step = || "open a terminal".to_owned();
     let terminals = fs::File::open(Path::new("/dev/pts")).step(step)?;

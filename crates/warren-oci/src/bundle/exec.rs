@@ -1,4 +1,4 @@
-//! A further process in a running container.
+//! Runs another process in a running container.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -16,22 +16,22 @@ use super::{Error, Step as _};
 use crate::container::set_ids;
 use crate::protocol::ProcessName;
 
-/// What [`super::Runtime::exec`] is to run.
+/// The options of [`super::Runtime::exec`].
 #[derive(Debug, Clone, Default)]
 pub struct ExecOptions {
-    /// Program and arguments; may be empty if `process` names a file.
+    /// Program and arguments. May be empty if `process` names a file.
     pub args: Vec<String>,
-    /// `NAME=value` lines on top of the container's own.
+    /// `NAME=value` lines, added to the container's own.
     pub env: Vec<String>,
-    /// Working directory; the container's own if absent.
+    /// Working directory. The default is the container's own.
     pub cwd: Option<PathBuf>,
-    /// User and group; the container's own if absent.
+    /// User and group. The default is the container's own.
     pub user: Option<(u32, u32)>,
-    /// A file with a whole `process`, as in `config.json`.
+    /// A file with a whole `process` object, as in `config.json`.
     pub process: Option<PathBuf>,
-    /// A file to write the process id to.
+    /// A file for the process id.
     pub pid_file: Option<PathBuf>,
-    /// Let it go instead of waiting for its end.
+    /// Returns at once instead of waiting for the end of the process.
     pub detach: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn exec(
     if !super::state::runs(container) {
         return Err(Error::Unknown(record.id.clone()));
     }
-    // Children of a process that has entered a pid namespace are in it.
+    // After this process enters a pid namespace, its children are in it.
     let pids = namespace::open(container.pid, "pid").step(step)?;
     namespace::enter_one(pids.as_fd()).step(step)?;
     let (ours, theirs) = Seqpacket::pair().step(step)?;

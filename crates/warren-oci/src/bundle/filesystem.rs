@@ -1,7 +1,7 @@
-//! The file system of a bundle: its root, mounts, devices and what is hidden.
+//! The file system of a bundle: its root, mounts, devices and masked paths.
 //!
-//! Bind mounts are copied by the creating process, with its rights and in the host's view ([`Prepared`]). Everything is
-//! attached after the change of root, when no path can lead out any more.
+//! The creating process copies bind mounts, with its rights and in the host's view ([`Prepared`]).
+//! All mounts are attached after the change of root, when no path can lead out of the container.
 
 use std::fs;
 use std::io;
@@ -19,36 +19,37 @@ use super::config::{Config, Device, Mount, NamespaceKind};
 use super::{Error, Step as _};
 use crate::container::{make_mount_point, restrict_paths};
 
-/// Where the new root is attached for the moment before it becomes the root.
+/// The place where the new root is attached just before it becomes the root.
 const STAGING: &str = "/proc";
 
 /// Devices that every container has.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 
-/// What only the creating process can get at.
+/// Resources that only the creating process can open.
 #[derive(Debug)]
 pub(super) struct Prepared {
     root: OwnedFd,
     mounts: Vec<Source>,
-    /// The host's devices, where the container may make none.
+    /// The host's devices, if the container may not make its own.
     devices: Vec<(PathBuf, OwnedFd)>,
 }
 
 #[derive(Debug)]
 enum Source {
-    /// A file or directory of the host, copied already.
+    /// A file or directory of the host, already copied.
     Host { mount: OwnedFd, is_directory: bool },
-    /// A file or directory of the host that the container's process copies itself, so that the mount table has all mounts in
-    /// the order of the configuration. It can where it sees and may what the host's root does.
+    /// A file or directory of the host that the container's process copies itself, so that the
+    /// mount table lists all mounts in the order of the configuration. This needs the view and the
+    /// rights of the host's root.
     HostLater { path: PathBuf, is_directory: bool },
     /// The container's own cgroups, by name.
     Cgroups(Vec<(String, OwnedFd)>),
-    /// A new file system, which is made in the container's namespaces.
+    /// A new file system, made in the container's namespaces.
     New,
 }
 
-/// A mount's options, sorted by who takes them.
+/// The options of a mount, sorted by the system call that takes them.
 #[derive(Debug, Default)]
 struct Options {
     attributes: Attributes,
@@ -132,7 +133,7 @@ impl Options {
                 "rslave" => options.propagation = Some(Propagation::DOWNSTREAM | Propagation::REC),
                 "unbindable" => options.propagation = Some(Propagation::UNBINDABLE),
                 "runbindable" => options.propagation = Some(Propagation::UNBINDABLE | Propagation::REC),
-                // The kernel has no use for those of a file system that is there already.
+                // The kernel ignores such options of an existing file system.
                 other if is_bind(mount) && other.contains('=') => {}
                 other if is_bind(mount) => {
                     return Err(Error::Config(format!(
@@ -147,7 +148,8 @@ impl Options {
     }
 }
 
-/// A new file system, detached. Its source is only a name in the mount table, but some look there.
+/// Makes a new, detached file system. Its source is only a name in the mount table, but some
+/// programs read it.
 fn make(mount: &Mount, options: &Options) -> io::Result<OwnedFd> {
     let source = mount.source.as_ref().map(|source| source.to_string_lossy().into_owned());
     let mut data: Vec<FsOption<'_>> = source.iter().map(|source| FsOption::Text("source", source)).collect();
@@ -158,10 +160,11 @@ fn make(mount: &Mount, options: &Options) -> io::Result<OwnedFd> {
     mount::new_file_system(&mount.kind, &data, options.attributes)
 }
 
-/// Changes to the bundle's root and makes it what the configuration says. Runs in the container's namespaces.
+/// Enters the bundle's root and sets it up as configured. Runs in the container's namespaces.
 pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
     mount::keep_mounts_private().step(|| "keep mounts from the host".to_owned())?;
-    // A new procfs or sysfs is only granted while an old one is in full view, so all are made before the host's mounts go.
+    // The kernel allows a new procfs or sysfs only while an old one is fully visible, so make them
+    // before the host's mounts go.
     let mut made = Vec::new();
     for (mount, source) in config.mounts.iter().zip(prepared.mounts) {
         let step = || format!("mount {}", mount.destination.display());
@@ -180,7 +183,7 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
             Source::Cgroups(views) => {
                 let attributes = options.attributes;
                 let top = match views.as_slice() {
-                    // Version 2 has one, and it is the whole of it.
+                    // Version 2 has a single hierarchy, mounted directly.
                     [(name, _)] if name.is_empty() => mount::new_file_system("cgroup2", &[], attributes),
                     _ => mount::new_file_system(
                         "tmpfs",
@@ -198,7 +201,7 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
 
     for (mount, options, own, more, is_directory) in &made {
         let step = || format!("mount {}", mount.destination.display());
-        // A link in the image leads to a place in the image.
+        // Resolve links of the image inside the image.
         let target = fs::canonicalize(&mount.destination).unwrap_or_else(|_| mount.destination.clone());
         make_mount_point(&target, *is_directory).step(step)?;
         mount::attach(own.as_fd(), &target).step(step)?;
@@ -236,14 +239,15 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the working directory if it is missing, as runc does: here, where the root can still be written. The name of a descriptor
-/// (`/proc/self/fd/7`) is not followed, for it could lead out of the container.
+/// Creates a missing working directory, as runc does. This happens while the root is still
+/// writable. A path through a descriptor (`/proc/self/fd/7`) is not followed, because it could lead
+/// out of the container.
 fn make_working_directory(path: &Path) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open("/", flags, Mode::empty())?;
     let stay = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
     let open = |path: &Path| rustix::fs::openat2(&root, path, flags, Mode::empty(), stay);
-    // Anything else that is wrong with it is told when the process changes to it.
+    // All other errors are reported when the process changes to the directory.
     if !matches!(open(path), Err(Errno::NOENT)) {
         return Ok(());
     }
@@ -341,7 +345,7 @@ fn make_node(device: &Device) -> Result<(), Error> {
     let number = rustix::fs::makedev(device.major, device.minor);
     let mode = Mode::from_raw_mode(device.file_mode.unwrap_or(0o666) & 0o7777);
     match rustix::fs::mknodat(rustix::fs::CWD, &device.path, kind, mode, number) {
-        // An image may have brought its own, and what it is has then to be right.
+        // An image may contain the device. It must then be the right one.
         Err(Errno::EXIST) => {
             let found = rustix::fs::stat(&device.path).step(step)?;
             if FileType::from_raw_mode(found.st_mode) != kind
@@ -352,7 +356,7 @@ fn make_node(device: &Device) -> Result<(), Error> {
         }
         other => other.step(step)?,
     }
-    // The umask took bits away.
+    // Set the mode again, without the umask.
     rustix::fs::chmod(&device.path, mode).step(step)?;
     std::os::unix::fs::chown(&device.path, Some(device.uid.unwrap_or(0)), Some(device.gid.unwrap_or(0)))
         .step(step)

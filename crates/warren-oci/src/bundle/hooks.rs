@@ -1,4 +1,5 @@
-//! Hooks: programs that the configuration wants run at certain moments. They get the container's state on standard input.
+//! Hooks: programs that the configuration runs at certain moments. Each gets the container's state
+//! on standard input.
 
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -11,14 +12,16 @@ use super::config::Hook;
 use super::state::State;
 use super::{Error, Step as _};
 
-/// Runs hooks in order; the first that fails ends it. Without `directory` they stay where they are.
+/// Runs hooks in order and stops at the first failure. Without `directory` they run in the current
+/// directory.
 pub(super) fn run_all(hooks: &[Hook], state: &State, directory: Option<&Path>) -> Result<(), Error> {
     hooks.iter().try_for_each(|hook| {
         run(hook, state, directory).step(|| format!("run the hook {}", hook.path.display()))
     })
 }
 
-/// Runs hooks in order; one that fails is only warned of, for what it follows has happened.
+/// Runs hooks in order. A failure only causes a warning, because the step that the hooks follow is
+/// complete.
 pub(super) fn run_each(hooks: &[Hook], state: &State, directory: Option<&Path>) {
     for hook in hooks {
         if let Err(error) = run(hook, state, directory) {
@@ -38,7 +41,7 @@ fn run(hook: &Hook, state: &State, directory: Option<&Path>) -> io::Result<()> {
     command.env_clear().envs(hook.env.iter().filter_map(|line| line.split_once('=')));
     let mut child = command.stdin(Stdio::piped()).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A hook that does not read is no failed hook.
+        // A hook need not read its input.
         let _ = stdin.write_all(&serde_json::to_vec(state)?);
     }
     if let Some(seconds) = hook.timeout {

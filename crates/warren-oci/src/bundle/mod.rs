@@ -1,7 +1,9 @@
-//! OCI bundles: a directory with a root file system and a `config.json`, as other container engines make them. This is our
-//! container path for those who bring their own description: nothing is added to it and nothing is left out, and what cannot
-//! be carried out is refused. It keeps no process of its own: a container's first process is its own keeper, and what is
-//! known about it is in a directory below [`Runtime`]'s root.
+//! OCI bundles: a directory with a root file system and a `config.json`, as other container engines
+//! make them.
+//!
+//! A container is made exactly as described. Nothing is added or left out, and unsupported
+//! properties are refused. No process of ours stays beside a container: its state is kept in a
+//! directory below the root of [`Runtime`].
 //!
 //! Start reading at [`Runtime`], then `create`, `filesystem` and `process`.
 
@@ -33,43 +35,43 @@ pub use self::exec::ExecOptions;
 pub use self::state::{State, Status};
 pub(crate) use self::system_calls::name as system_call_name;
 
-/// How long a killed container may take to end.
+/// The time limit for a killed container to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Something that could not be done with a container.
+/// An error of an operation on a container.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none of this name.
+    /// No container has this name.
     #[error("container `{0}` does not exist")]
     Unknown(String),
-    /// There is one already.
+    /// A container with this name exists.
     #[error("container `{0}` exists already")]
     Taken(String),
-    /// It is not in the state that the operation needs.
+    /// The container's status does not allow the operation.
     #[error("container `{id}` is {status}: it cannot be {operation}")]
     Status {
-        /// Which.
+        /// The name of the container.
         id: String,
-        /// What it is.
+        /// Its status.
         status: Status,
-        /// What was wanted.
+        /// The refused operation.
         operation: &'static str,
     },
-    /// A name that cannot be a directory's.
+    /// The name cannot be used as a directory name.
     #[error("`{0}` cannot be a container's name")]
     Name(String),
-    /// The configuration cannot be carried out.
+    /// The configuration is not supported.
     #[error("{0}")]
     Config(String),
-    /// The container's own process failed.
+    /// The container's own process reported a failure.
     #[error("{0}")]
     Inside(String),
     /// A step failed.
     #[error("{step}")]
     Step {
-        /// What was tried.
+        /// The failed step.
         step: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -81,7 +83,7 @@ impl From<StepError> for Error {
     }
 }
 
-/// Says which step an error belongs to.
+/// Names the step that an error belongs to.
 trait Step<T> {
     fn step(self, step: impl FnOnce() -> String) -> Result<T, Error>;
 }
@@ -98,7 +100,7 @@ impl<T> Step<T> for rustix::io::Result<T> {
     }
 }
 
-/// An error with its causes in one line, for another process.
+/// Formats an error with its causes in one line, for another process.
 fn with_causes(error: &Error) -> String {
     match error {
         Error::Step { step, source } => format!("{step}: {source}"),
@@ -106,19 +108,19 @@ fn with_causes(error: &Error) -> String {
     }
 }
 
-/// The containers below one directory. Operations are for processes with one thread.
+/// The containers below one directory. Callers must be single-threaded.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     root: PathBuf,
 }
 
 impl Runtime {
-    /// Keeps what it knows below `root`.
+    /// Uses `root` for the state of containers.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Makes a container that stands ready to be started. On an error nothing is left of it.
+    /// Creates a container that is ready to be started. After an error nothing is left of it.
     pub fn create(&self, id: &str, options: &CreateOptions) -> Result<(), Error> {
         self.make(id, options).map(drop)
     }
@@ -138,7 +140,7 @@ impl Runtime {
         })
     }
 
-    /// Runs the program of a container that was created.
+    /// Runs the program of a created container.
     pub fn start(&self, id: &str) -> Result<(), Error> {
         let (place, record) = self.find(id)?;
         let status = place.status(&record);
@@ -152,7 +154,7 @@ impl Runtime {
         if config.prestart_at_start() {
             let state = place.state(&record, &config);
             if let Err(error) = hooks::run_all(&config.hooks.prestart, &state, Some(&record.bundle)) {
-                // As the specification says: a container whose hook failed is ended and deleted.
+                // The specification requires to delete a container whose hook failed.
                 self.delete(id, true)?;
                 return Err(error);
             }
@@ -165,19 +167,19 @@ impl Runtime {
             return Err(Error::Inside(String::from_utf8_lossy(&packet.bytes).into_owned()));
         }
         let mut state = place.state(&record, &config);
-        // A short program may have ended already, but its hooks are those of one that runs.
+        // A short program may have ended already. The hooks still get the status running.
         state.status = Status::Running;
         hooks::run_each(&config.hooks.poststart, &state, Some(&record.bundle));
         Ok(())
     }
 
-    /// A container as it is now.
+    /// Returns the current state of a container.
     pub fn state(&self, id: &str) -> Result<State, Error> {
         let (place, record) = self.find(id)?;
         Ok(place.state(&record, &place.config()?))
     }
 
-    /// All containers, by name. One that is being made or removed may be left out.
+    /// Returns all containers, sorted by name. One that is being created or removed may be missing.
     pub fn list(&self) -> Result<Vec<State>, Error> {
         let entries = match fs::read_dir(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -203,7 +205,8 @@ impl Runtime {
         }
         let step = || "send the signal".to_owned();
         let pidfd = warren_sys::process::open_pidfd(process.pid).step(step)?;
-        // The descriptor pins the process, so what was looked at before it was opened is looked at again.
+        // The descriptor pins the process. Check again that it is the right one: the first check
+        // was before it was opened.
         if !state::runs(process) {
             return Err(Error::Status { id: id.to_owned(), status: Status::Stopped, operation: "killed" });
         }
@@ -211,7 +214,7 @@ impl Runtime {
         warren_sys::process::send_signal(pidfd.as_fd(), signal).step(step)
     }
 
-    /// Removes a container that has stopped; with `force` any, and one that does not exist is no error.
+    /// Removes a stopped container. With `force` it removes any, and a missing one is no error.
     pub fn delete(&self, id: &str, force: bool) -> Result<(), Error> {
         let (place, record) = match self.find(id) {
             Err(Error::Unknown(_)) if force => return Ok(()),
@@ -231,7 +234,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Creates and starts a container, waits for its end, and deletes it. Its exit code, as shells have it.
+    /// Creates and starts a container, waits for its end, and deletes it. Returns its exit code in
+    /// the form that shells use.
     pub fn run(&self, id: &str, options: &CreateOptions) -> Result<i32, Error> {
         let child = self.make(id, options)?;
         let outcome = self.start(id).and_then(|()| child.wait().step(|| "wait for the container".to_owned()));
@@ -242,7 +246,8 @@ impl Runtime {
         })
     }
 
-    /// Runs a further program in a running container. Its exit code, as shells have it; 0 at once for one that is let go.
+    /// Runs another program in a running container. Returns its exit code in the form that shells
+    /// use, or 0 at once if detached.
     pub fn exec(&self, id: &str, options: &ExecOptions) -> Result<i32, Error> {
         let (place, record) = self.find(id)?;
         let status = place.status(&record);

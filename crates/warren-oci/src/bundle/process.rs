@@ -1,4 +1,4 @@
-//! The last steps of a process before it is the bundle's program: who it is and what it may do.
+//! The last steps before a process becomes the bundle's program: its user, privileges and limits.
 
 use std::convert::Infallible;
 use std::io;
@@ -12,7 +12,7 @@ use super::config::{Config, Process};
 use super::{Error, Step as _};
 use crate::container::{Program, set_ids};
 
-/// A process that is fully described, with everything that can be wrong found out.
+/// A fully described process. All of its settings are valid.
 #[derive(Debug)]
 pub(super) struct Ready {
     bounding: Capabilities,
@@ -42,7 +42,7 @@ impl Ready {
         })
     }
 
-    /// Gives up what the program must not have and becomes it. Returns only an error.
+    /// Drops the privileges that the program must not have, and executes it. Returns only on error.
     pub(super) fn become_program(&self, process: &Process) -> Result<Infallible, Error> {
         let program = Program::new(&process.args, &process.env)?;
         let user = &process.user;
@@ -55,7 +55,7 @@ impl Ready {
         set_ids(user.uid, user.gid, &user.additional_gids).step(|| format!("become user {}", user.uid))?;
         let step = || format!("change to the directory {}", process.cwd.display());
         rustix::process::chdir(&process.cwd).step(step)?;
-        // A directory by the name of a descriptor would be a foothold outside.
+        // A directory opened through a descriptor could be outside the container.
         let here = rustix::process::getcwd(Vec::new()).step(step)?;
         if !here.to_bytes().starts_with(b"/") {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not in the container"))
@@ -64,8 +64,9 @@ impl Ready {
         rustix::process::umask(Mode::from_raw_mode(user.umask.unwrap_or(0o022)));
         process::reset_signals(process::ALL_SIGNALS);
         process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
-        // The filter may forbid anything, so it comes as late as can be. Kernels take one from those who can gain no
-        // privileges, at the very end, or from those who have them: then only the capabilities are left to be given up.
+        // Install the filter as late as possible, because it may forbid anything. If the process
+        // can gain no privileges, this is the very last step. Otherwise the kernel requires
+        // privileges for it, so it comes just before the capabilities are dropped.
         let capabilities = || self.capabilities.set().step(|| "set capabilities".to_owned());
         if process.no_new_privileges {
             capabilities()?;
@@ -82,7 +83,7 @@ impl Ready {
     }
 }
 
-/// Sets a process's resource limits from outside, with the rights of the one who asks.
+/// Sets the resource limits of a process from outside, with the rights of the caller.
 pub(super) fn limit(pid: i32, process: &Process) -> Result<(), Error> {
     let target = rustix::process::Pid::from_raw(pid);
     for limit in &process.rlimits {

@@ -1,4 +1,4 @@
-//! A bundle's own rules about system calls, compiled.
+//! Compiles a bundle's rules for system calls.
 
 use warren_sys::seccomp::{Comparison, Condition, Filter, Rule, Verdict};
 
@@ -15,12 +15,12 @@ pub(super) fn compile(seccomp: &Seccomp) -> Result<Filter, Error> {
     for rule in &seccomp.syscalls {
         let verdict = verdict(&rule.action, rule.errno_ret)?;
         let conditions = rule.args.iter().map(condition).collect::<Result<Vec<_>, _>>()?;
-        // A name of another architecture, or of a later kernel, cannot be called here.
+        // Names of another architecture or a later kernel cannot be called here.
         for number in rule.names.iter().filter_map(|name| system_calls::number(name)) {
             rules.push(Rule { number, conditions: conditions.clone(), verdict });
         }
     }
-    // The kernel takes 4096 instructions; each rule has at most forty.
+    // The kernel accepts 4096 instructions; a rule has at most forty.
     let filter = Filter::compile_in_order(&rules, otherwise);
     match filter.instructions() {
         0..=4096 => Ok(filter),

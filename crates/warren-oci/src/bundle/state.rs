@@ -1,5 +1,5 @@
-//! What is known about a container between two commands: a directory with its record, its configuration as it was at its
-//! creation, and the socket that `start` knocks at.
+//! The state of a container between two commands: a directory with its record, its configuration as
+//! it was at creation, and the socket for `start`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,32 +11,32 @@ use super::config::Config;
 use super::{Error, Step as _};
 use crate::protocol::ProcessName;
 
-/// A container as `state` prints it and as hooks get it.
+/// The state of a container in the format of `state` and of hooks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
-    /// The version of the specification that its configuration has.
+    /// The version of the specification that its configuration uses.
     pub oci_version: String,
-    /// Its name.
+    /// The name.
     pub id: String,
-    /// Where it is in its life.
+    /// The status.
     pub status: Status,
-    /// Its first process on the host; 0 when it is stopped.
+    /// The host's process id of its first process, or 0 if it is stopped.
     pub pid: i32,
     /// The bundle's directory.
     pub bundle: PathBuf,
-    /// From its configuration.
+    /// The annotations of its configuration.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Where a container is in its life.
+/// The status of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Being made.
+    /// It is being created.
     Creating,
-    /// Ready; its program has not been run.
+    /// It is ready, and its program has not run.
     Created,
     /// Its program runs.
     Running,
@@ -55,17 +55,16 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// What is on disk.
+/// The record on disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) id: String,
     pub(super) bundle: PathBuf,
     pub(super) cgroup: String,
-    /// Its first process, once it has one.
+    /// Its first process, once it exists.
     pub(super) process: Option<ProcessName>,
 }
 
-/// A container's directory.
 #[derive(Debug, Clone)]
 pub(super) struct Place(pub(super) PathBuf);
 
@@ -74,7 +73,7 @@ impl Place {
         self.0.join("start.sock")
     }
 
-    /// There once its program was run.
+    /// Returns the path of a file that exists once the program was run.
     fn started(&self) -> PathBuf {
         self.0.join("started")
     }
@@ -95,7 +94,7 @@ impl Place {
         serde_json::from_slice(&bytes).map_err(std::io::Error::from).step(step)
     }
 
-    /// Replaces the record in one step.
+    /// Replaces the record atomically.
     pub(super) fn write(&self, record: &Record) -> Result<(), Error> {
         let step = || "write state.json".to_owned();
         let unfinished = self.0.join("state.json.unfinished");
@@ -137,7 +136,7 @@ impl Place {
     }
 }
 
-/// Whether that very process is there and has not ended; one that nobody has reaped has.
+/// Returns true if exactly this process exists and has not ended. A zombie has ended.
 pub(super) fn runs(process: ProcessName) -> bool {
     let has_ended = fs::read_to_string(Path::new("/proc").join(process.pid.to_string()).join("stat"))
         .ok()

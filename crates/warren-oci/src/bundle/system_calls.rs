@@ -1,6 +1,6 @@
-//! System calls by name. The C library's table has them; this list only says which names there are.
+//! Names of system calls. The numbers come from the C library; this list only has the names.
 
-/// The number of a system call, on this architecture.
+/// Returns the number of a system call on this architecture.
 pub(super) fn number(name: &str) -> Option<u32> {
     let find = |table: &[(&str, libc::c_long)]| {
         table.binary_search_by_key(&name, |(known, _)| known).ok().map(|index| table[index].1 as u32)
@@ -12,7 +12,7 @@ pub(super) fn number(name: &str) -> Option<u32> {
     find(GENERIC)
 }
 
-/// The name of a system call, if it is in the list.
+/// Returns the name of a system call, if it is in the list.
 pub(crate) fn name(number: u32) -> Option<&'static str> {
     let find = |table: &[(&'static str, libc::c_long)]| {
         table.iter().find(|(_, known)| *known as u32 == number).map(|(name, _)| *name)
@@ -114,7 +114,7 @@ const GENERIC: &[(&str, libc::c_long)] = system_calls![
     wait4 SYS_wait4 waitid SYS_waitid write SYS_write writev SYS_writev
 ];
 
-/// Those that only the older architecture has.
+/// System calls that only the older architecture has.
 #[cfg(target_arch = "x86_64")]
 const X86_64: &[(&str, libc::c_long)] = system_calls![
     access SYS_access afs_syscall SYS_afs_syscall alarm SYS_alarm arch_prctl SYS_arch_prctl chmod SYS_chmod

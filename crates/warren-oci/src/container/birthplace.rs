@@ -1,11 +1,13 @@
-//! The mount namespace that containers' first processes are born in: a root with nothing in it but what a container's own mounts are made
-//! from. It is made once, by the zygote.
+//! The mount namespace in which containers' first processes start: a root that contains only the
+//! material for a container's own mounts. The zygote makes it once.
 //!
-//! A process that is born among the machine's mounts has to be moved away from them with `pivot_root`, for which the kernel looks at every
-//! thread of the machine, and each mount costs to be copied and to be dropped. Here a container's root is attached on top of the empty one.
-//! What is below can be reached by nobody without power over the container's own mounts, which nobody is given, and then is this: devices that
-//! every container has, an empty directory, and kernel file systems that show no process but the container's and no network device. (An ordinary
-//! user cannot have such a procfs; there it is the machine's, as that user sees it.)
+//! A process that starts among the machine's mounts would have to leave them with `pivot_root`, for
+//! which the kernel visits every thread of the machine, and each mount would cost a copy and a
+//! removal. Here a container's root is attached on top of the empty one. Reaching what is below
+//! needs power over the container's own mounts, which no process in it has. Even then there is only
+//! this: the devices that every container has, an empty directory, and kernel file systems that
+//! show only the container's processes and no network device. (An ordinary user cannot make such a
+//! procfs. It is then the machine's, as that user sees it.)
 
 use std::fs;
 use std::io;
@@ -21,14 +23,15 @@ use warren_sys::socket::Seqpacket;
 use super::child;
 use super::rootfs::{Step, StepError};
 
-/// Where the root is attached for the moment before it becomes the root. Every Linux system has this directory.
+/// The place where the root is attached just before it becomes the root. Every Linux system has
+/// this directory.
 const STAGING: &str = "/proc";
 
 #[derive(Debug)]
 pub(crate) struct Birthplace(OwnedFd);
 
 impl Birthplace {
-    /// Makes it in a process of its own, which then ends.
+    /// Makes the namespace in a process of its own, which then ends.
     pub(crate) fn make(proof: SingleThreaded) -> Result<Self, StepError> {
         let step = || "make an empty root".to_owned();
         let (ours, theirs) = Seqpacket::pair().step(step)?;
@@ -55,7 +58,7 @@ impl Birthplace {
         }
     }
 
-    /// Clones a process there, with a copy of it for its own. This process is where it was afterwards.
+    /// Clones a process into a copy of the namespace. This process returns to its own namespace.
     pub(super) fn clone_process(&self, proof: SingleThreaded, options: CloneOptions<'_>) -> io::Result<Fork> {
         let own = namespace::open(0, "mnt")?;
         let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -65,13 +68,13 @@ impl Birthplace {
             return cloned;
         }
         namespace::enter_one(own.as_fd())?;
-        // Which has led to the root of the namespace; ours may be below it.
+        // Entering led to the root of the namespace. The root of this process may be below it.
         mount::enter_root(root.as_fd())?;
         cloned
     }
 }
 
-/// Its namespace, for those who go there and do not come back.
+/// Returns the namespace, for processes that enter it and stay.
 impl AsFd for Birthplace {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -80,9 +83,9 @@ impl AsFd for Birthplace {
 
 /// Makes the namespace, with this process in it, and returns its descriptor.
 fn furnish() -> Result<OwnedFd, StepError> {
-    // Containers have other ids, and go by what everybody may do.
+    // Containers have other ids, so files must be accessible to all.
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    // A sysfs shows the devices of the network that it is made in.
+    // A sysfs shows the network devices of the namespace that it is made in.
     namespace::unshare(Namespaces::MOUNT.with(Namespaces::NETWORK)).step(|| "make namespaces".to_owned())?;
     mount::keep_mounts_private().step(|| "keep mounts private".to_owned())?;
     let namespace = namespace::open(0, "mnt").step(|| "open the mount namespace".to_owned())?;
@@ -123,7 +126,7 @@ fn furnish() -> Result<OwnedFd, StepError> {
     Ok(namespace)
 }
 
-/// A new one, or where that is not ours to have, as for ordinary users, the one that is there.
+/// Makes a new file system, or takes the existing one where an ordinary user may not make one.
 fn kernel_file_system(
     kind: &str,
     path: &str,

@@ -1,5 +1,6 @@
-//! The container's side: what runs in the new process, between clone and exec. It has one thread, no way back, and from
-//! the moment it has entered the container's namespaces it trusts no path that the container could have made.
+//! The container's side of a start: the new process between clone and exec. It has one thread and
+//! cannot go back. Once it is in the container's namespaces, it trusts no path that the container
+//! could have made.
 
 use std::convert::Infallible;
 use std::fs;
@@ -23,7 +24,7 @@ use crate::defaults;
 use crate::protocol::{Refusal, RefusalReason};
 use crate::spec::{Process, Spec};
 
-/// Why a process never came to run its program.
+/// The reason why a process did not become its program.
 #[derive(Debug)]
 pub(super) struct Failure {
     reason: RefusalReason,
@@ -31,12 +32,12 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// It was set up, but its program could not be run.
+    /// Returns a failure after setup: the program could not be run.
     pub(super) fn starting(error: StepError) -> Self {
         Self { reason: RefusalReason::StartFailed, error }
     }
 
-    /// The kernel would not execute its program.
+    /// Returns a failure of executing the program.
     fn executing(error: StepError) -> Self {
         let reason = match error.source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RefusalReason::StartFailed,
@@ -58,16 +59,17 @@ impl From<Failure> for Refusal {
     }
 }
 
-/// Makes the container's procfs, not yet in its place.
+/// Makes the container's procfs, still detached.
 pub(super) fn make_proc() -> Result<OwnedFd, StepError> {
     mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC).step(|| "make /proc".to_owned())
 }
 
-/// Sets up the root file system on top of the empty one that this process was born with ([`super::birthplace`]), and never sees that again.
-/// Runs as the container's root in its new namespaces.
+/// Sets up the root file system on top of the empty one that this process started with
+/// ([`super::birthplace`]), and hides that for good. Runs as the container's root in its new
+/// namespaces.
 pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>) -> Result<(), StepError> {
-    // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the root covers them; the same is
-    // true of the device nodes.
+    // The kernel allows a new procfs or sysfs only while an old one is fully visible, so make both
+    // before the root covers them. The same holds for the device nodes.
     let sys = mount::new_file_system("sysfs", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
         .step(|| "make /sys".to_owned())?;
     let devices = DEVICES
@@ -83,8 +85,8 @@ pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>)
     mount::attach(root.as_fd(), Path::new("/")).step(|| "attach the root file system".to_owned())?;
     mount::enter_root(root.as_fd()).step(|| "change the root".to_owned())?;
 
-    // From here on every path is the container's, and the worst that a link in its image can do is to lead elsewhere in
-    // the same image.
+    // From here on every path belongs to the container. A link in its image can only lead elsewhere
+    // in the same image.
     for path in ["/proc", "/sys", "/dev"] {
         make_base_directory(Path::new(path)).step(|| format!("make {path}"))?;
     }
@@ -108,12 +110,13 @@ pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>)
     Ok(())
 }
 
-/// What a process is born with, for its container to have.
+/// Material for a container, in the root that its process starts with.
 pub(super) const NOTHING: &str = "/nothing";
 pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 fn make_dev(devices: &[OwnedFd]) -> Result<(), StepError> {
-    // As much as `/dev/shm` may hold, which is a part of it: each file system of its own makes every start and end cost more.
+    // The limit is that of `/dev/shm`, which is part of it: each further file system would slow
+    // down every start and end.
     let options = [FsOption::Text("mode", "755"), FsOption::Text("size", "64m")];
     let attributes = Attributes { no_suid: true, no_exec: true, ..Attributes::NONE };
     let dev = mount::new_file_system("tmpfs", &options, attributes).step(|| "make /dev".to_owned())?;
@@ -137,7 +140,7 @@ fn make_dev(devices: &[OwnedFd]) -> Result<(), StepError> {
         let path = Path::new("/dev").join(name);
         let step = || format!("make {}", path.display());
         fs::create_dir(&path).step(step)?;
-        // Whatever the mask of new files is.
+        // Set the mode again, without the umask.
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).step(step)?;
     }
     let step = || "make /dev/shm".to_owned();
@@ -164,8 +167,8 @@ fn make_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// An image may lack these, but must not have anything else in their place: what is masked below `/proc` has to be what the
-/// container finds there.
+/// Creates a directory that the image lacks. The image must not have anything else in its place,
+/// because paths below `/proc` must be masked where the container finds them.
 fn make_base_directory(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => Ok(()),
@@ -180,7 +183,7 @@ fn make_base_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes what a mount needs to be attached to.
+/// Creates the file or directory that a mount is attached to.
 pub(crate) fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() == is_directory && !found.is_symlink()) {
         return Ok(());
@@ -194,13 +197,13 @@ pub(crate) fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()
     make_file(path)
 }
 
-/// The paths that are given, or those of a default list.
+/// Returns the given paths, or those of a default list.
 pub(super) fn given(paths: &Option<Vec<PathBuf>>, default: &[&str]) -> Vec<PathBuf> {
     paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
 }
 
-/// Keeps some paths from being written and others from being read. What is not there needs neither. `nothing` is an empty directory to
-/// mask others with; without it, one is made.
+/// Makes some paths read-only and masks others. Missing paths are skipped. `nothing` is an empty
+/// directory to mask others with; without it, one is made.
 pub(crate) fn restrict_paths(
     readonly: &[PathBuf],
     masked: &[PathBuf],
@@ -248,13 +251,14 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
-/// What becomes of the groups that a process was started with.
+/// The treatment of the supplementary groups that a process starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Groups {
     /// They are replaced.
     Set,
-    /// They stay: the kernel lets nobody change them in a user namespace that an ordinary user has made alone. Inside they are
-    /// nobody's groups, and the only files that they could open are those that the container is shown.
+    /// They stay, because the kernel forbids to change them in a user namespace that an ordinary
+    /// user has made alone. Inside they are unmapped, and the only files that they could open are
+    /// those shown to the container.
     Kept,
 }
 
@@ -276,7 +280,7 @@ pub(super) fn become_root(groups: Groups) -> Result<(), StepError> {
     groups.become_user(0, 0, &[]).step(|| "become root of the user namespace".to_owned())
 }
 
-/// Becomes a user for good.
+/// Becomes a user permanently.
 pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     let groups: Vec<Gid> = groups.iter().map(|&group| Gid::from_raw(group)).collect();
     rustix::thread::set_thread_groups(&groups)?;
@@ -294,24 +298,24 @@ fn set_user_and_group(uid: u32, gid: u32) -> io::Result<()> {
 pub(super) enum Streams<'fd> {
     /// Separate descriptors.
     Pipes { stdin: BorrowedFd<'fd>, stdout: BorrowedFd<'fd>, stderr: BorrowedFd<'fd> },
-    /// A terminal for all three.
+    /// One terminal for all three.
     Terminal(BorrowedFd<'fd>),
 }
 
-/// Standard input for those who are to have none. It is the host's, opened before the container's files are in sight: a
-/// container could put something else in the place of its own.
+/// Opens the standard input of a process without input. It is the host's `/dev/null`, opened before
+/// the container's files are visible: a container could replace its own.
 pub(super) fn open_null() -> Result<OwnedFd, StepError> {
     fs::File::open("/dev/null").map(OwnedFd::from).step(|| "open /dev/null".to_owned())
 }
 
-/// Dies with the shim, whose end of `lifeline` closes when it dies. To be called again after each change of identity,
-/// which makes the kernel forget it.
+/// Makes this process die with the shim, whose end of `lifeline` closes when it dies. Call it again
+/// after each change of user, which clears the setting.
 pub(super) fn die_with_parent() -> Result<(), StepError> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .step(|| "tie the process to its shim".to_owned())
 }
 
-/// Gives up everything that the program must not have and becomes the program.
+/// Drops the privileges that the program must not have, and executes it.
 pub(super) fn become_program(
     process: &Process,
     environment: &[String],
@@ -335,7 +339,7 @@ pub(super) fn become_program(
 
     let cwd = &process.cwd;
     if let Err(error) = rustix::process::chdir(cwd) {
-        // As the engines do: a working directory that the image lacks is made.
+        // Create a working directory that the image lacks, as container engines do.
         let step = || format!("change to the directory {}", cwd.display());
         if error != rustix::io::Errno::NOENT {
             return Err(starting(StepError { step: step(), source: error.into() }));
@@ -345,8 +349,8 @@ pub(super) fn become_program(
             .step(step)
             .map_err(starting)?;
     }
-    // A directory by the name of one of our descriptors (`/proc/self/fd/7`) would be a foothold outside (CVE-2024-21626). The
-    // kernel says of such a place that it cannot be reached from the root.
+    // A directory opened through one of our descriptors (`/proc/self/fd/7`) could be outside the
+    // container (CVE-2024-21626). The kernel reports such a place as unreachable from the root.
     let here = rustix::process::getcwd(Vec::new()).step(|| "look where it is".to_owned())?;
     if !here.to_bytes().starts_with(b"/") {
         let source = io::Error::new(io::ErrorKind::PermissionDenied, "it is not in the container");
@@ -355,8 +359,8 @@ pub(super) fn become_program(
             source,
         }));
     }
-    // The kernel takes a filter without privileges only from those who can gain none. Others install it while they have
-    // the privileges, and everything that follows here is on its list.
+    // Without privileges the kernel accepts a filter only from processes that can gain none. Other
+    // processes install it while they have privileges. It allows all later steps here.
     if !process.no_new_privileges {
         install(filter)?;
     }
@@ -385,7 +389,7 @@ fn install(filter: &Filter) -> Result<(), StepError> {
     filter.install().step(|| "install the system call filter".to_owned())
 }
 
-/// Makes the streams those of this process.
+/// Makes these streams the standard streams of this process.
 pub(super) fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
     let step = || "take the standard streams".to_owned();
     match streams {
@@ -414,7 +418,7 @@ fn resource_limits(process: &Process) -> Result<Vec<(Resource, Rlimit)>, StepErr
     Ok(limits)
 }
 
-/// A resource by the name that the specification has for it.
+/// Parses the specification's name of a resource.
 pub(crate) fn resource(kind: &str) -> Result<Resource, StepError> {
     Ok(match kind {
         "RLIMIT_AS" => Resource::As,
@@ -441,18 +445,18 @@ pub(crate) fn resource(kind: &str) -> Result<Resource, StepError> {
     })
 }
 
-/// Makes a network namespace with nothing but its loopback device, and returns its descriptor.
+/// Makes a network namespace with a loopback device only, and returns its descriptor.
 pub(super) fn make_network() -> Result<OwnedFd, StepError> {
     namespace::unshare(Namespaces::NETWORK).step(|| "make a network namespace".to_owned())?;
     namespace::loopback_up().step(|| "bring up the loopback device".to_owned())?;
     namespace::open(0, "net").step(|| "open the network namespace".to_owned())
 }
 
-/// Sets kernel parameters of the namespaces that this process is in. `proc` is a procfs that shows them.
+/// Sets kernel parameters of this process's namespaces. `proc` is a procfs that shows them.
 pub(super) fn set_parameters(proc: BorrowedFd<'_>, parameters: &[(String, String)]) -> Result<(), StepError> {
     for (name, value) in parameters {
         let step = || format!("set the kernel parameter {name}");
-        // A dot separates directories, and a slash stands for a dot in the name of one.
+        // A dot separates directories; a slash stands for a dot inside a name.
         let path: String = name
             .chars()
             .map(|character| match character {
@@ -468,13 +472,13 @@ pub(super) fn set_parameters(proc: BorrowedFd<'_>, parameters: &[(String, String
         let file = rustix::fs::openat(proc, format!("sys/{path}"), flags, Mode::empty())
             .map_err(io::Error::from)
             .step(step)?;
-        // The kernel takes a value as one write or not at all.
+        // The kernel accepts a value only in a single write.
         rustix::io::write(&file, value.as_bytes()).map_err(io::Error::from).step(step)?;
     }
     Ok(())
 }
 
-/// Sees only its own part of the cgroup tree from here on.
+/// Hides the rest of the cgroup tree from this process.
 pub(super) fn hide_cgroups() -> Result<(), StepError> {
     namespace::unshare(Namespaces::CGROUP).step(|| "make a cgroup namespace".to_owned())
 }

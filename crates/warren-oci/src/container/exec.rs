@@ -1,4 +1,4 @@
-//! A further process in a running container.
+//! Starts another process in a running container.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,13 @@ use crate::idmap::IdRange;
 use crate::protocol::{Activation, ExecRequest, Refusal, RefusalReason, TerminalSize};
 use crate::spec::{Process, User};
 
-/// A process that exists, and the ends of its streams that belong to whoever asked for it.
+/// A new process and the client's ends of its streams.
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) child: Child,
     pub(crate) report: Option<OwnedFd>,
     pub(crate) streams: Vec<OwnedFd>,
-    /// The terminal's number in the container's `/dev/pts`.
+    /// The number of the terminal in the container's `/dev/pts`.
     pub(crate) terminal: Option<u32>,
 }
 
@@ -53,7 +53,8 @@ pub(crate) fn exec(
     }
 }
 
-/// Starts the program of an [`Activation`] in `container`, which has the listeners from its standard input.
+/// Starts the program of an [`Activation`] in `container`. It receives the listeners through its
+/// standard input.
 pub(crate) fn activate(
     workshop: &Workshop,
     container: &Container,
@@ -72,7 +73,7 @@ pub(crate) fn activate(
 
 fn activation_ends(listeners: &[OwnedFd]) -> io::Result<Ends> {
     let (ours, theirs) = Seqpacket::pair()?;
-    // The message stays to be read when our end is closed.
+    // The message can be read even after our end is closed.
     let listeners: Vec<BorrowedFd<'_>> = listeners.iter().map(AsFd::as_fd).collect();
     ours.send(b"listen", &listeners)?;
     let null = || std::fs::OpenOptions::new().write(true).open("/dev/null").map(OwnedFd::from);
@@ -80,7 +81,7 @@ fn activation_ends(listeners: &[OwnedFd]) -> io::Result<Ends> {
     Ok(Ends { outside: Vec::new(), inside, has_stdin: true, terminal: None })
 }
 
-/// Both ends of everything.
+/// Both ends of all streams.
 pub(super) struct Ends {
     pub(super) outside: Vec<OwnedFd>,
     inside: Vec<OwnedFd>,
@@ -89,7 +90,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// What the program gets; `null` stands for an input that nobody asked for.
+    /// Returns the program's streams. `null` replaces an input that was not requested.
     pub(super) fn streams<'a>(&'a self, null: &'a OwnedFd) -> Result<Streams<'a>, StepError> {
         match self.inside.as_slice() {
             [terminal] if self.terminal.is_some() => Ok(Streams::Terminal(terminal.as_fd())),
@@ -116,7 +117,7 @@ fn make_ends(
     if let Some(size) = request.terminal {
         let step = || "open a terminal".to_owned();
         let pty = pty::open(container.terminals.as_fd(), size.columns, size.rows).step(step)?;
-        // As everywhere, the terminal is its user's, and its group may write to it.
+        // As usual, the terminal belongs to its user, and its group may write to it.
         rootfs::give(pty.slave.as_fd(), ids, user.uid, ids.terminal_group())?;
         let terminal = pty::number(pty.master.as_fd()).step(step)?;
         return Ok(Ends {
@@ -162,8 +163,9 @@ fn start(
     };
     let mut forked = clone_there(workshop, pid_namespace, options)?;
     if born_inside && forked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
-        // The container has reached its pids limit. Somebody who wants to look after it gets in nevertheless, as on
-        // version 1, where moving in is not forking.
+        // The container has reached its pids limit. Start outside the cgroup and move in, so that
+        // an operator can still look into it. Version 1 always works like this, because moving is
+        // not forking.
         born_inside = false;
         options.cgroup = None;
         forked = clone_there(workshop, pid_namespace, options)?;
@@ -180,7 +182,8 @@ fn start(
     Ok(Exec { child, report: Some(report), streams: ends.outside, terminal: ends.terminal })
 }
 
-/// Clones a process in the container's pid namespace. Only children of a process that has "entered" one are in it.
+/// Clones a process into the container's pid namespace. Only children of a process that has entered
+/// the namespace are in it.
 fn clone_there(
     workshop: &Workshop,
     pid_namespace: &OwnedFd,
@@ -190,7 +193,7 @@ fn clone_there(
     if !workshop.can_return() {
         return Ok(clone_inside(workshop.proof, &[inside], options.namespaces, options.cgroup));
     }
-    // The shim enters, clones, and leaves: one process less than the usual way by a helper.
+    // The shim enters, clones and leaves again, which saves the usual helper process.
     namespace::enter_one(inside).step(|| "enter the pid namespace".to_owned())?;
     let forked = process::clone(workshop.proof, options);
     if matches!(forked, Ok(Fork::Child)) {
@@ -215,7 +218,8 @@ fn exec_process(
 ) -> Result<std::convert::Infallible, Failure> {
     child::die_with_parent()?;
     let null = child::open_null()?;
-    // By itself, while it is nobody's: from outside it could come after the program's first look, or be refused by then.
+    // The process sets this itself, while it is still privileged. From outside it could come too
+    // late or be refused.
     adjust_oom_score("self", program, workshop.privileges)?;
     if !born_inside {
         container.entrance.enter().step(|| "enter the cgroup".to_owned())?;
@@ -234,8 +238,8 @@ fn exec_process(
     child::become_program(program, environment, streams, &workshop.filter, workshop.groups())
 }
 
-/// Sets the size of a terminal. It is opened by its number for a moment: a descriptor that the shim kept would keep the
-/// program from noticing that its user has gone.
+/// Sets the size of a terminal. It is opened by number for a moment only: a descriptor kept by the
+/// shim would hide from the program that its user has gone.
 pub(crate) fn resize(container: &Container, terminal: u32, size: TerminalSize) -> io::Result<()> {
     let slave = rustix::fs::openat(
         &container.terminals,
@@ -246,7 +250,8 @@ pub(crate) fn resize(container: &Container, terminal: u32, size: TerminalSize) -
     pty::resize(slave.as_fd(), size.columns, size.rows)
 }
 
-/// The container's environment with `more` on top, and what every program expects to find.
+/// Returns the container's environment with `more` on top, and with the variables that every
+/// program expects.
 pub(super) fn environment(process: &Process, more: &[String], terminal: Option<TerminalSize>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::with_capacity(process.env.len() + more.len() + 3);
     fn name(line: &str) -> &str {

@@ -1,13 +1,16 @@
-//! How a container comes to be, from the shim's side.
+//! The start of a container, seen from the shim.
 //!
 //! 1. The shim clones a child into new namespaces, with an empty root ([`birthplace`]).
-//! 2. While the child makes its network namespace (a quarter of all the work), the shim makes directories and cgroups,
-//!    writes the id maps, makes the mounts that need the host's rights, detached, and sends all descriptors over.
-//! 3. The child enters the cgroups, hands over its network, to which the shim connects the pod's device meanwhile, attaches the mounts
-//!    on top of the empty root, gives up what it must not have, and becomes the program ([`child`]).
+//! 2. The child makes its network namespace, which is a quarter of all the work. Meanwhile the shim
+//!    makes directories and cgroups, writes the id maps, makes the mounts that need the host's
+//!    rights, detached, and sends all descriptors to the child.
+//! 3. The child enters the cgroups and hands over its network, to which the shim meanwhile connects
+//!    the pod's device. It attaches the mounts on top of the empty root, drops its privileges and
+//!    becomes the program ([`child`]).
 //!
-//! The child says how it went through a pipe that its exec closes: an empty pipe is a success. The shim reads it in its
-//! event loop, so that a program on a slow disk does not hold up the other containers.
+//! The child reports failures through a pipe that its exec closes: an empty pipe means success. The
+//! shim reads it in its event loop, so that a program on a slow disk does not delay other
+//! containers.
 
 mod birthplace;
 mod child;
@@ -55,7 +58,7 @@ use self::other_runtime::RuntimeContainer;
 pub(crate) use self::program::Program;
 pub(crate) use self::rootfs::StepError;
 
-/// What every start in one shim has in common.
+/// Resources that all starts of one shim share.
 #[derive(Debug)]
 pub(crate) struct Workshop {
     pub(crate) proof: SingleThreaded,
@@ -71,7 +74,7 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// Whether a process can give up the groups of whoever started it.
+    /// Returns the treatment of the groups of the user who started this process.
     fn groups(&self) -> Groups {
         match self.privileges {
             Privileges::Namespace(given) if !given.sets_groups => Groups::Kept,
@@ -79,13 +82,14 @@ impl Workshop {
         }
     }
 
-    /// Whether this process can leave a namespace again that it has entered: its own ones are the machine's.
+    /// Returns true if this process can leave a namespace that it has entered. This needs rights
+    /// over the namespace that it returns to.
     fn can_return(&self) -> bool {
         self.privileges == Privileges::Machine
     }
 
-    /// A container as it can be had here. Without cgroups, the number of processes is limited the way it was before there were
-    /// any: by user, which in a user namespace means by user and pod.
+    /// Adapts a request to this machine. Without cgroups the number of processes is limited per
+    /// user instead, which inside a user namespace means per user and pod.
     fn adapt<'a>(&self, request: &'a ContainerRequest) -> Cow<'a, ContainerRequest> {
         let has_own = request.spec.process.rlimits.iter().any(|limit| limit.kind == NPROC);
         match request.spec.linux.resources.pids {
@@ -102,23 +106,23 @@ impl Workshop {
 
 const NPROC: &str = "RLIMIT_NPROC";
 
-/// Namespaces that the containers of a pod share. They live as long as the shim holds them, whichever containers run.
+/// Namespaces that the containers of a pod share. They live as long as the shim holds them.
 #[derive(Debug)]
 pub(crate) struct PodNamespaces {
     user: OwnedFd,
     ipc: OwnedFd,
     uts: OwnedFd,
     network: Network,
-    /// Sockets that listen since before the pod's first program ran.
+    /// Sockets that have been listening since before the pod's first program ran.
     listeners: Listeners,
-    /// Layers of overlays, closed when the shim ends.
+    /// Layers of overlays. They are closed when the shim ends.
     layers: Vec<OwnedFd>,
 }
 
-/// The network namespace is made by the first container's process while the shim does other things.
+/// The network namespace. The first container's process makes it while the shim does other work.
 #[derive(Debug)]
 enum Network {
-    /// It comes, or has come, through this socket.
+    /// It arrives, or has arrived, through this socket.
     Promised(Seqpacket),
     Here(OwnedFd),
 }
@@ -128,7 +132,7 @@ enum Network {
 struct Listeners {
     /// The listener through which programs in the pod reach the proxy.
     way_out: Option<OwnedFd>,
-    /// For the program of [`crate::protocol::Activation`].
+    /// The listeners for the program of [`crate::protocol::Activation`].
     activation: Vec<OwnedFd>,
 }
 
@@ -137,7 +141,7 @@ struct Listeners {
 pub(crate) struct Container {
     pub(crate) child: Child,
     pub(crate) cgroup: Cgroup,
-    /// The child's end of the story until it has become its program.
+    /// The pipe for the child's failure report. `None` once it has become its program.
     pub(crate) report: Option<OwnedFd>,
     pub(crate) streams: Outside,
     pub(crate) spec: Spec,
@@ -147,17 +151,18 @@ pub(crate) struct Container {
     keeper: Keeper,
 }
 
-/// Who keeps a container.
+/// The process that keeps a container.
 #[derive(Debug)]
 enum Keeper {
-    /// Nobody: `child` is its first process.
+    /// The container's first process, which is `child`.
     Itself { pid_namespace: OwnedFd },
-    /// Another runtime, of which `child` takes care. It ends as the container does.
+    /// Another runtime, in the care of the keeper process `child`. The keeper ends as the container
+    /// does.
     Runtime(RuntimeContainer),
 }
 
 impl Container {
-    /// Sends a signal to the container's first process; `SIGKILL` ends the whole container.
+    /// Sends a signal to the container's first process. `SIGKILL` ends the whole container.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.keeper {
             Keeper::Itself { .. } => self.child.signal(signal),
@@ -167,23 +172,24 @@ impl Container {
 
     /// Returns true if the kernel would discard a signal to the container's first process. The
     /// first process of a pid namespace gets only signals that it handles or blocks, whatever their
-    /// default effect. A program that was just started does neither yet.
+    /// default effect. A program that has just started does neither.
     pub(crate) fn would_discard(&self, signal: i32) -> bool {
         match &self.keeper {
             Keeper::Itself { .. } => {
                 let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.child.pid()));
                 match (read("status"), read("syscall")) {
                     (Ok(status), Ok(call)) => !would_notice(&status, &call, signal),
-                    // If the answer is unknown, the signal is not held back.
+                    // If the answer is unknown, do not hold the signal back.
                     _ => false,
                 }
             }
-            // Its first process is not ours to look at.
+            // The first process belongs to the other runtime.
             Keeper::Runtime(_) => false,
         }
     }
 
-    /// Keeps what a container has left to be told, once it has ended. A keeper does it for a container of its own.
+    /// Stores the termination messages of a container that has ended. For another runtime's
+    /// container the keeper does this.
     pub(crate) fn keep_messages(&mut self) {
         rootfs::keep_all(&std::mem::take(&mut self.messages));
     }
@@ -191,9 +197,9 @@ impl Container {
     /// Removes the cgroup of a container that has ended.
     pub(crate) fn remove_cgroup(&self) {
         match &self.keeper {
-            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
+            // Execs that are not reaped yet keep it busy. It is then removed when the pod ends.
             Keeper::Itself { .. } => drop(self.cgroup.remove()),
-            // What it has left there is of no use to anybody.
+            // Whatever is left in it is of no use.
             Keeper::Runtime(_) => {
                 if let Err(error) = crate::cleanup::remove_cgroup(&self.cgroup) {
                     complain!("warren: shim: {error}");
@@ -203,7 +209,7 @@ impl Container {
     }
 }
 
-/// System calls around which programs block all signals for a moment: shells do when they fork.
+/// System calls around which programs block all signals for a moment: shells do so when they fork.
 const FORKS: &[i64] = &[
     libc::SYS_clone,
     libc::SYS_clone3,
@@ -215,21 +221,22 @@ const FORKS: &[i64] = &[
 
 /// Returns true if a process would notice a signal, by its `/proc/PID/status` and
 /// `/proc/PID/syscall`. It notices a signal that it has a handler for. It notices any signal while
-/// it waits in `sigtimedwait` and its like: the kernel does not show what such a process blocks. It
-/// also notices a blocked signal while it waits for something else than a fork.
+/// it waits in `sigtimedwait` or similar: the kernel does not show which signals such a process
+/// blocks. It also notices a blocked signal while it waits for anything but a fork.
 fn would_notice(status: &str, call: &str, signal: i32) -> bool {
     let bit = u32::try_from(signal - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0);
     let has = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & bit != 0)
     };
-    // A process that runs is in none; -1 is said of one that waits outside of any.
+    // A running process is in no system call; -1 stands for one that waits outside of any.
     let call = call.split(' ').next().and_then(|number| number.parse().ok()).filter(|number| *number >= 0);
     let waits = call.is_some_and(|call| !FORKS.contains(&call));
     has("SigCgt:") || call == Some(libc::SYS_rt_sigtimedwait) || (waits && has("SigBlk:"))
 }
 
-/// Reads what a child had to say. `None`: it has become its program. To be called once the pipe is readable or closed.
+/// Reads a child's failure report. `None` means that it has become its program. Call it once the
+/// pipe is readable or closed.
 pub(crate) fn read_report(report: &OwnedFd) -> Option<Refusal> {
     let mut text = Vec::new();
     let mut buffer = [0u8; 4096];
@@ -250,7 +257,7 @@ pub(crate) fn read_report(report: &OwnedFd) -> Option<Refusal> {
     }))
 }
 
-/// Starts a container. On an error nothing is left but directories.
+/// Starts a container. After an error only directories are left.
 pub(crate) fn start(
     workshop: &Workshop,
     pod: &PodRequest,
@@ -288,7 +295,8 @@ fn start_steps(
     let (outside, inside) = streams::before_mounts(pod.ids, &request.spec.process)?;
     let (report, report_inside) = pipe().step(|| "make a pipe".to_owned())?;
     let (starter, starter_inside) = Seqpacket::pair().step(|| "make a socket pair".to_owned())?;
-    // On version 2 a process is best born in its cgroup; on version 1 it moves in by itself, so there is no hurry.
+    // On version 2 it is best to clone the process into its cgroup. On version 1 it moves in by
+    // itself later.
     let early = match workshop.hierarchy.version() {
         2 => Some(make_cgroup(workshop, pod, request)?),
         _ => None,
@@ -298,7 +306,8 @@ fn start_steps(
         None => None,
         Some(Ok(shared)) => Some(shared),
         Some(Err(_)) => {
-            // Whoever was to make the network namespace died before it had one, so nothing lives in the others either.
+            // The process that was to make the network namespace died first, so the other
+            // namespaces are empty too.
             *namespaces = None;
             None
         }
@@ -342,13 +351,13 @@ fn start_steps(
         Err(error) => {
             let _ = child.signal(libc::SIGKILL);
             let _ = child.wait();
-            // A child that had failed by itself knows why; here it was only seen that it was gone.
+            // If the child failed by itself, its report has the cause. The error here only says
+            // that it is gone.
             Err(read_report(&report).unwrap_or_else(|| error.into()))
         }
     }
 }
 
-/// The container's cgroup.
 fn make_cgroup(
     workshop: &Workshop,
     pod: &PodRequest,
@@ -367,8 +376,8 @@ fn make_cgroup(
 }
 
 impl PodNamespaces {
-    /// All of them; an error if one was never made. No container starts with some of them: what it lacked would be the
-    /// host's.
+    /// Returns all namespaces. Fails if one was never made: a container with only some of them
+    /// would use the host's for the others.
     fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
         if let Network::Promised(socket) = &self.network {
             let (network, listeners) = receive_network(socket)?;
@@ -376,7 +385,7 @@ impl PodNamespaces {
             self.listeners = listeners;
         }
         match &self.network {
-            // The user namespace last: entering it takes away the right to enter the others.
+            // The user namespace comes last: entering it takes away the right to enter the others.
             Network::Here(network) => {
                 Ok([network.as_fd(), self.ipc.as_fd(), self.uts.as_fd(), self.user.as_fd()])
             }
@@ -385,7 +394,7 @@ impl PodNamespaces {
     }
 }
 
-/// Waits for the network namespace that the first container's process makes, and for what listens in it.
+/// Waits for the network namespace that the first container's process makes, and for its listeners.
 fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut descriptors = packet.descriptors.into_iter();
@@ -394,16 +403,16 @@ fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     Ok((namespace, Listeners { way_out, activation: descriptors.collect() }))
 }
 
-/// The message that the pod's network comes with, and the one if a way to the proxy follows.
+/// The messages that hand over the pod's network, without and with a listener for the proxy.
 const NETWORK: &[u8] = b"net";
 const NETWORK_WITH_WAY_OUT: &[u8] = b"net, way out";
 
-/// Where an attempt of a container writes.
+/// Returns the directory that one attempt of a container writes to.
 pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32) -> PathBuf {
     pod_directory.join("containers").join(name).join(attempt.to_string())
 }
 
-/// Clones the first process of a container; `None` in the new process.
+/// Clones the first process of a container. Returns `None` in the new process.
 fn clone_container(
     workshop: &Workshop,
     namespaces: Option<[BorrowedFd<'_>; 4]>,
@@ -429,8 +438,8 @@ fn clone_container(
     }
 }
 
-/// Clones a process inside namespaces that this one could not leave again: a helper enters them and clones there, and the
-/// clone is made this process's child.
+/// Clones a process inside namespaces that this one could not leave again. A helper enters them and
+/// clones there, and the clone becomes this process's child.
 fn clone_inside(
     proof: SingleThreaded,
     namespaces: &[BorrowedFd<'_>],
@@ -476,12 +485,12 @@ fn read_blocking(pipe: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Says how likely a process is to be ended when memory runs out.
+/// Sets the likelihood of being killed when memory runs out.
 fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) -> Result<(), StepError> {
     let adjustment = program.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT).clamp(0, 1000);
     match fs::write(format!("/proc/{process}/oom_score_adj"), adjustment.to_string()) {
-        // Whoever started an ordinary user's daemon may have made all its processes likelier victims, as systemd does, and only
-        // root can take that back.
+        // The daemon of an ordinary user may have a raised value, for example from systemd. Only
+        // root can lower it.
         Err(error)
             if privileges != Privileges::Machine && error.kind() == io::ErrorKind::PermissionDenied =>
         {
@@ -491,7 +500,7 @@ fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) ->
     }
 }
 
-/// The shim's state of a container that it has equipped.
+/// The shim's state of a container after its setup.
 struct Equipped {
     pid_namespace: OwnedFd,
     terminals: OwnedFd,
@@ -499,7 +508,8 @@ struct Equipped {
     messages: Vec<Message>,
 }
 
-/// The shim's work between the child's birth and its start: id maps, mounts, and the word to go.
+/// Does the shim's work between the child's clone and its start: id maps, mounts, and the message
+/// to continue.
 #[expect(
     clippy::too_many_arguments,
     reason = "it is the second half of a start and needs what the first has"
@@ -575,7 +585,8 @@ fn equip(
         }
         _ => Network::Promised(starter),
     };
-    // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
+    // Set this only now that nothing can fail: a later container must not find the namespaces of
+    // one that never ran.
     if let Some((user, ipc, uts)) = fresh {
         *namespaces = Some(PodNamespaces { user, ipc, uts, network, listeners, layers: Vec::new() });
     }
@@ -585,8 +596,9 @@ fn equip(
     Ok(Equipped { pid_namespace, terminals: terminals_kept, terminal, messages })
 }
 
-/// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one. And what the first
-/// container's process has made for the whole pod.
+/// The shim's message to the child: mounts with their targets, the entrance to the cgroups, and a
+/// terminal if requested. Also the namespaces that the first container's process has made for the
+/// whole pod.
 struct Equipment {
     mounts: Vec<Detached>,
     cgroups: Option<Entrance>,
@@ -594,7 +606,7 @@ struct Equipment {
     network: Option<OwnNetwork>,
 }
 
-/// The pod's network namespace, and what listens in it.
+/// The pod's network namespace and its listeners.
 struct OwnNetwork {
     namespace: OwnedFd,
     listeners: Listeners,
@@ -604,7 +616,7 @@ impl OwnNetwork {
     fn make(pod: &PodRequest) -> Result<Self, StepError> {
         let namespace = child::make_network()?;
         let way_out = match pod.proxy_port {
-            // Listened on before any program runs that could take its place or find it missing.
+            // Listen before any program runs that could take the port or find it missing.
             Some(port) => Some(
                 std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port))
                     .step(|| format!("listen on port {port} for the proxy"))?
@@ -622,7 +634,8 @@ impl OwnNetwork {
         Ok(Self { namespace, listeners: Listeners { way_out, activation } })
     }
 
-    /// For the pod's device, which the shim makes, and for the pod's other containers.
+    /// Hands over the network: to the shim, which makes the pod's device, and for the pod's other
+    /// containers.
     fn hand_over(&self, shim: &Seqpacket) -> Result<(), StepError> {
         let Listeners { way_out, activation } = &self.listeners;
         let message = if way_out.is_some() { NETWORK_WITH_WAY_OUT } else { NETWORK };
@@ -632,7 +645,7 @@ impl OwnNetwork {
     }
 }
 
-/// The first half of a child's life: what needs nothing from the shim.
+/// Runs the first half of a child: the work that needs nothing from the shim.
 fn child_before_mounts(
     pod: &PodRequest,
     is_first: bool,
@@ -669,7 +682,7 @@ fn child_before_mounts(
     Ok(Equipment { mounts, cgroups, terminal, network })
 }
 
-/// The second half: into the cgroups, the root and the program.
+/// Runs the second half: enters the cgroups and the root and becomes the program.
 fn child_after_mounts(
     workshop: &Workshop,
     pod: &PodRequest,
@@ -698,7 +711,8 @@ fn child_after_mounts(
     child::enter_root(spec, &proc, equipment.mounts)?;
     timeline.mark("container", "root file system");
     if let Some(network) = network {
-        // The shim makes the devices meanwhile. If it cannot, it kills this process and says why.
+        // The shim makes the devices meanwhile. On failure it kills this process and reports the
+        // cause.
         let step = || "set up the network".to_owned();
         if starter.receive(16).step(step)?.is_none() {
             given_up()
@@ -712,12 +726,14 @@ fn child_after_mounts(
     child::become_program(&spec.process, &environment, streams, &workshop.filter, workshop.groups())
 }
 
-/// The shim has ended the conversation: it has failed and says why itself, so this process has nothing to report.
+/// Ends the process after the shim has closed the connection. The shim has failed and reports the
+/// cause itself.
 fn given_up() -> ! {
     process::exit_now(127)
 }
 
-/// Runs the rest of a child's life and never returns: neither a failure nor a panic may go on as a second shim.
+/// Runs the rest of a child and never returns: after a failure or panic there must not be a second
+/// shim.
 fn finish_child(report: &OwnedFd, life: impl FnOnce() -> Result<std::convert::Infallible, Failure>) -> ! {
     let refusal = match catch_unwind(AssertUnwindSafe(life)) {
         Ok(Err(failure)) => Refusal::from(failure),
@@ -733,7 +749,7 @@ fn finish_child(report: &OwnedFd, life: impl FnOnce() -> Result<std::convert::In
     process::exit_now(127)
 }
 
-/// A pipe whose reading end, the shim's, does not block.
+/// Makes a pipe whose reading end, the shim's, is non-blocking.
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&reader, true)?;

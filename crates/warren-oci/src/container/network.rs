@@ -8,27 +8,28 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::PodNamespaces;
 
 impl PodNamespaces {
-    /// A new TCP socket in the pod's network namespace, not connected yet. Whoever gets it connects it: a socket stays in
-    /// the network it was made in.
+    /// Makes a TCP socket in the pod's network namespace, for the caller to connect. A socket stays
+    /// in the network that it was made in.
     pub(crate) fn socket(&mut self, version_6: bool) -> io::Result<OwnedFd> {
         let family = if version_6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         self.inside_network(|| Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
     }
 
-    /// The sockets that listen for the program of [`crate::protocol::Activation`], once the pod has its
-    /// network.
+    /// Returns the listening sockets for the program of [`crate::protocol::Activation`], once the
+    /// pod has its network.
     pub(crate) fn activation(&self) -> &[OwnedFd] {
         &self.listeners.activation
     }
 
-    /// Takes over the pod's network from the process that makes it, so that its sockets can be watched.
-    /// Waits until that is done.
+    /// Takes over the pod's network from the process that makes it, so that its sockets can be
+    /// watched. Waits until that is done.
     pub(crate) fn take_over_network(&mut self) -> io::Result<()> {
         self.complete().map(drop)
     }
 
-    /// Where programs in the pod reach the proxy: a socket that listens in the pod's network. Whoever gets it accepts.
+    /// Returns the socket on which programs in the pod reach the proxy, for the caller to accept
+    /// from. It listens in the pod's network.
     pub(crate) fn way_out(&mut self) -> io::Result<OwnedFd> {
         self.complete()?;
         let way_out = self.listeners.way_out.as_ref();

@@ -1,4 +1,4 @@
-//! A pod's namespaces without a container in them, for runtimes that are told by path which ones to use.
+//! The namespaces of a pod without a container in them, for runtimes that take namespaces by path.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,8 @@ use super::{Listeners, Network, PodNamespaces, Workshop, child, pod_network};
 use crate::kernel;
 use crate::protocol::{PodNetwork, PodRequest};
 
-/// Makes them, with the pod's device if it has a network. They live as long as the shim holds them.
+/// Makes the namespaces, with the pod's device if it has a network. They live as long as the shim
+/// holds them.
 pub(super) fn make(workshop: &Workshop, pod: &PodRequest) -> Result<PodNamespaces, StepError> {
     let step = || "make the pod's namespaces".to_owned();
     let (ours, theirs) = Seqpacket::pair().step(step)?;
@@ -23,11 +24,11 @@ pub(super) fn make(workshop: &Workshop, pod: &PodRequest) -> Result<PodNamespace
         match process::clone(workshop.proof, options).map_err(kernel::explain_namespaces).step(step)? {
             Fork::Child => {
                 drop(ours);
-                // Its last words, if something failed; the shim waits for one message.
+                // Send the error, if any: the shim waits for one message.
                 if let Err(error) = settle(pod, &theirs) {
                     let _ = theirs.send(format!("{}: {}", error.step, error.source).as_bytes(), &[]);
                 }
-                // Ends with the shim's side of the socket, when its namespaces have been opened.
+                // The shim closes its end after it has opened the namespaces.
                 let _ = theirs.receive(16);
                 process::exit_now(0)
             }
@@ -44,7 +45,7 @@ pub(super) fn make(workshop: &Workshop, pod: &PodRequest) -> Result<PodNamespace
     Ok(made)
 }
 
-/// The new process's part: what can only be done inside.
+/// Does the new process's part, which needs to be inside.
 fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
     child::die_with_parent()?;
     rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
@@ -59,7 +60,7 @@ fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
     shim.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())
 }
 
-/// The shim's part: id maps, and a descriptor of each.
+/// Does the shim's part: writes the id maps and opens each namespace.
 fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNamespaces, StepError> {
     let pid = helper.pid();
     let map = format!("0 {} {}\n", pod.ids.first, pod.ids.length);
@@ -86,14 +87,15 @@ fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNames
 }
 
 impl PodNamespaces {
-    /// Gives the pod's device its address and routes, for the first time or again: a runtime with a network of its own
-    /// takes them away from the kernel.
+    /// Sets the address and routes of the pod's device. It is repeated for a runtime with its own
+    /// network stack, which takes them away from the kernel.
     pub(super) fn configure(&mut self, network: &PodNetwork) -> io::Result<()> {
         self.inside_network(|| pod_network::configure(network))
     }
 
-    /// Does something in the pod's network. The shim uses no network itself; staying in the pod's would do no harm, but
-    /// nobody would expect it. An ordinary user's can come back because the zygote has left the machine's for one of its own.
+    /// Runs a function in the pod's network namespace, and returns to the shim's own. The shim
+    /// itself uses no network. An ordinary user's shim can return because the zygote has left the
+    /// machine's network for one of its own.
     pub(super) fn inside_network<T>(&mut self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let own = namespace::open(0, "net")?;
         let [network, ..] = self.complete()?;

@@ -1,8 +1,10 @@
-//! A pod's way to its host: a pair of devices, one end in the pod's network namespace, the other in the host's.
+//! A pod's connection to its host: a pair of devices, one in the pod's network namespace and one in
+//! the host's.
 //!
-//! The pod shares no segment with anybody. What it sends reaches the host, which routes or drops it; the host has a route
-//! of its own for each pod. A bridge with all pods as its ports would be the other way to do it, but a kernel bridge takes
-//! no more than 1,023 ports, and would carry packets between pods that the host's rules never see.
+//! Pods share no network segment. Packets of a pod reach the host, which routes or drops them. The
+//! host has a route for each pod. The alternative, a bridge with all pods as ports, is not used: a
+//! kernel bridge has at most 1,023 ports, and it would carry packets between pods past the host's
+//! rules.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -15,20 +17,22 @@ use warren_sys::network::netlink::Netlink;
 
 use crate::protocol::PodNetwork;
 
-/// The device's name inside.
+/// The name of the device inside the pod.
 const INSIDE: &str = "eth0";
 
-/// The host's hardware address, on every pair: no two of them meet. Locally administered.
+/// The hardware address of the host's end, the same for every pair because no two share a segment.
+/// It is locally administered.
 const HOST_HARDWARE: HardwareAddress = [0x02, b'w', 0, 0, 0, 1];
 
-/// Both sides are told each other's hardware address, so nobody has to ask, and nobody can answer in another's place.
+/// Returns the hardware address of the pod's end. Both ends know each other's address in advance,
+/// so there is no address resolution that a pod could spoof.
 fn pod_hardware(address: Ipv4Addr) -> HardwareAddress {
     let [a, b, c, d] = address.octets();
     [0x02, b'p', a, b, c, d]
 }
 
-/// From the host's side: makes the pair, with its other end in `namespace`, and the route to the pod. Both go with the
-/// namespace, however it ends.
+/// Makes the pair from the host's side, with its other end in `namespace`, and the route to the
+/// pod. Both end with the namespace.
 pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
     let veth = Veth {
@@ -39,7 +43,7 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
         namespace,
     };
     match netlink.add_veth(&veth) {
-        // Left from a namespace of this pod that has ended: the kernel takes its time to remove it.
+        // A device of an earlier namespace of this pod: the kernel removes it with a delay.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let _ = netlink.delete_link(&network.device);
             netlink.add_veth(&veth)?;
@@ -50,8 +54,9 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
     without_address_of_version_6(&mut netlink, device)?;
     let (destination, source) = (network.address, Some(network.gateway));
     netlink.apply(&[
-        // To other pods and out, if the host's rules let it. To be said before it is up, as above: the other end is not yet, and the
-        // kernel would look through all routes for those that lead nowhere.
+        // Allow forwarding to other pods and outside, subject to the host's rules. This comes
+        // before the device is up. Otherwise the kernel would search all routes for dead ones,
+        // because the other end is not up yet.
         Setting::Forward { device },
         Setting::Up { device },
         Setting::Route(Route { destination, prefix: 32, device, gateway: None, source }),
@@ -59,8 +64,8 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
     ])
 }
 
-/// From inside, once the pair is there: address and routes. Needs the namespace owner's rights, which the program that
-/// runs later does not have.
+/// Sets address and routes from inside, once the pair exists. This needs rights over the namespace,
+/// which the later program does not have.
 pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
     let device = link::index(INSIDE)?;
@@ -83,27 +88,28 @@ pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     netlink.apply(&settings)
 }
 
-/// The host's end of a pair has no address of IP version 6. To be said before it is up: the kernel looks through the addresses and
-/// routes of all devices for each that has one.
+/// Disables IPv6 on the host's end of a pair. This comes before the device is up, because the
+/// kernel visits the addresses and routes of all devices for each new address.
 fn without_address_of_version_6(netlink: &mut Netlink, device: u32) -> io::Result<()> {
     match netlink.apply(&[Setting::NoVersion6Address { device }]) {
-        // A kernel without it.
+        // The kernel has no IPv6.
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(()),
         other => other,
     }
 }
 
-/// The pod's device will have no IP version 6 at all, also for a program that may set up devices: no rule of ours is about it. To be
-/// said before the device comes: it takes over what is said of all, which the kernel writes down at once, while whoever tells a device
-/// spins as long as another changes the network. Loopback keeps version 6.
+/// Disables IPv6 on the pod's future device, even for a program that may set up devices: no packet
+/// rule of ours covers IPv6. Loopback keeps it.
 ///
-/// `proc` is the container's own procfs, if it has one: in the host's, the kernel looks through the settings of all pods for those
-/// of one.
+/// This is set before the device exists, as a default that the device inherits. Such a default is
+/// written at once, whereas a change of a device spins while another process changes the network.
+/// `proc` is the container's own procfs, if it has one: in the host's, the kernel would search the
+/// settings of all pods.
 pub(super) fn without_version_6(proc: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     match rustix::fs::openat(proc, "sys/net/ipv6/conf/default/disable_ipv6", flags, Mode::empty()) {
         Ok(file) => Ok(rustix::io::write(file, b"1").map(drop)?),
-        // A kernel without it.
+        // The kernel has no IPv6.
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,5 @@
-//! The program that a process becomes: what is to be run, with which words, found as a shell would find it.
+//! The program that a process becomes: its file, found as a shell would find it, its arguments and
+//! environment.
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -9,18 +10,18 @@ use warren_sys::process;
 use super::rootfs::{Step as _, StepError};
 use crate::defaults;
 
-/// A program, ready to be run.
 #[derive(Debug)]
 pub(crate) struct Program {
     name: String,
-    /// The files that the name may mean, in order.
+    /// The files that the name may refer to, in order.
     candidates: Vec<CString>,
     arguments: Vec<CString>,
     environment: Vec<CString>,
 }
 
 impl Program {
-    /// From program and arguments, and `NAME=value` lines. A name without a slash is looked up in `PATH` of those.
+    /// Creates it from program and arguments, and `NAME=value` lines. A name without a slash is
+    /// looked up in their `PATH`.
     pub(crate) fn new(arguments: &[String], environment: &[String]) -> Result<Self, StepError> {
         let step = || "read arguments and environment".to_owned();
         let texts = |lines: &[String]| -> io::Result<Vec<CString>> {
@@ -33,13 +34,14 @@ impl Program {
         Ok(Self { name: name.clone(), candidates: candidates(name, &environment), arguments, environment })
     }
 
-    /// Becomes the program. Returns only an error.
+    /// Executes the program. Returns only on error.
     pub(crate) fn run(&self) -> Result<Infallible, StepError> {
         let step = || format!("run `{}`", self.name);
         let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "executable file not found in $PATH"));
         for candidate in &self.candidates {
             match process::execute(candidate, &self.arguments, &self.environment) {
-                // Another directory may have it; if none has, the first interesting error is the answer.
+                // Try the next directory. If all fail, return the first error that is not "not
+                // found".
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
                 {

@@ -1,5 +1,6 @@
-//! The privileged half of a root file system: the shim makes every mount that needs the host's rights as a detached mount
-//! and hands over the descriptors; the container's own process attaches them (see [`super::child`]).
+//! The privileged half of a root file system. The shim makes every mount that needs the host's
+//! rights as a detached mount and passes the descriptors to the container's process, which attaches
+//! them (see [`super::child`]).
 
 mod message;
 mod unmapped;
@@ -21,7 +22,7 @@ use crate::spec::{Mount, MountKind};
 
 pub(crate) use self::message::{Message, keep_all};
 
-/// A step of making a container that failed.
+/// A failed step of a start.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}")]
 pub(crate) struct StepError {
@@ -30,7 +31,7 @@ pub(crate) struct StepError {
     pub(crate) source: io::Error,
 }
 
-/// Says which step an error belongs to.
+/// Names the step that an error belongs to.
 pub(crate) trait Step<T> {
     fn step(self, step: impl FnOnce() -> String) -> Result<T, StepError>;
 }
@@ -47,12 +48,12 @@ impl<T> Step<T> for rustix::io::Result<T> {
     }
 }
 
-/// A detached mount and where it belongs inside.
+/// A detached mount and its target inside the container.
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) mount: OwnedFd,
     pub(crate) target: PathBuf,
-    /// What has to be there to mount on.
+    /// True if the target must be a directory.
     pub(crate) is_directory: bool,
 }
 
@@ -63,7 +64,7 @@ pub(crate) struct Writable {
     work: OwnedFd,
 }
 
-/// Makes the directories that a container writes to, owned by its root. Everything is below `directory`.
+/// Makes the directories that a container writes to, below `directory`. They belong to its root.
 pub(crate) fn make_writable(
     directory: &Path,
     rootfs: &Rootfs,
@@ -91,7 +92,7 @@ fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) ->
     };
     let upper = make("upper")?;
     let work = make("work")?;
-    // The overlay's top directory is the upper one, with the upper one's owner and mode.
+    // The top directory of an overlay has the owner and mode of the upper directory.
     let step = || format!("give {} to the pod", directory.display());
     let mode =
         overlay.lower.first().and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
@@ -102,20 +103,21 @@ fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) ->
     Ok(Writable { upper, work })
 }
 
-/// Overlays are made of these.
+/// Parameters of overlays.
 #[derive(Debug)]
 pub(crate) struct Layers<'a> {
     pub(crate) layering: Layering,
-    /// A directory to attach layers to, where that has to be.
+    /// A directory to attach layers to, if the kernel needs that.
     pub(crate) place: &'a Path,
-    /// Whose ids the owners of files are mapped to. `None`: they are not, for only root can map them. Then overlays keep their
-    /// notes where ordinary users can write them, too.
+    /// The user namespace whose ids the owners of files are mapped to. `None` if they are not
+    /// mapped, because only root can do that. Overlays then use extended attributes that ordinary
+    /// users can write.
     pub(crate) user_namespace: Option<BorrowedFd<'a>>,
     pub(crate) no_suid: bool,
 }
 
-/// Mounts that are only of use to the overlays made from them. An overlay has its own copies, but letting go of a mount
-/// makes the kernel wait for all processors, and there is time for that later.
+/// Mounts that are only needed to make overlays. An overlay has its own copies, but closing a mount
+/// makes the kernel wait for all processors, so it is done later.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// Closed when the shim ends.
@@ -125,19 +127,21 @@ pub(crate) struct Kept {
 }
 
 impl Drop for Kept {
-    /// Takes the layers out of the shim's mount namespace, so that restarts do not pile them up there.
+    /// Detaches the layers from the shim's mount namespace, so that restarts do not accumulate
+    /// them.
     fn drop(&mut self) {
-        // From the top: a lookup through the descriptor of one below ends at the one on top of it.
+        // Start from the top: a lookup through the descriptor of a lower one ends at the one on top
+        // of it.
         for layer in self.attached.iter().rev() {
             if let Err(error) = mount::detach(layer.as_fd()) {
-                // They go with the shim.
+                // They end with the shim.
                 complain!("warren: shim: detach layers: {error}");
             }
         }
     }
 }
 
-/// The overlays, in order.
+/// Makes the overlays, in order.
 pub(crate) fn overlays(
     rootfs: &Rootfs,
     writable: &[Writable],
@@ -179,7 +183,7 @@ fn overlay_mount(
         Layering::Detached => overlay_on_detached(&lower, writable, &[VOLATILE], attributes),
         Layering::Attached => lower
             .iter()
-            // Each on top of the one before: a descriptor still leads to its own mount.
+            // Attach each on top of the one before. A descriptor still leads to its own mount.
             .try_for_each(|layer| mount::attach(layer.as_fd(), layers.place))
             .and_then(|()| overlay_on_attached(&lower, writable, &[VOLATILE], attributes)),
     };
@@ -192,8 +196,8 @@ fn overlay_mount(
         .step(|| format!("make the overlay of {}", overlay.target.display()))
 }
 
-/// Without `volatile` the container's end waits until the host's whole file system is synced. What a container wrote does
-/// not outlive a power cut anyway: it is made anew from its image.
+/// Skips the sync of the host's whole file system at the container's end. Files that a container
+/// wrote do not outlive a power cut anyway: it is made anew from its image.
 const VOLATILE: FsOption<'static> = FsOption::Flag("volatile");
 
 fn overlay_on_detached(
@@ -202,7 +206,8 @@ fn overlay_on_detached(
     flags: &[FsOption<'_>],
     attributes: Attributes,
 ) -> io::Result<OwnedFd> {
-    // Directories go by descriptor: the option's text is limited to 255 bytes and a data directory may be deep.
+    // Pass directories by descriptor: the option's text is limited to 255 bytes, and the path of a
+    // data directory may be long.
     let name = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let names: Vec<String> = lower.iter().map(name).collect();
     let (upper, work) = (name(&writable.upper), name(&writable.work));
@@ -212,9 +217,9 @@ fn overlay_on_detached(
     mount::new_file_system("overlay", &options, attributes)
 }
 
-/// As kernels before 6.15 want it: every layer is in the caller's mount namespace, and all of them are named in one option. It
-/// is short because names are looked up from the directory of our descriptors, and needs no quoting because they are
-/// numbers.
+/// Makes an overlay as kernels before 6.15 need it: every layer is in the caller's mount namespace,
+/// and one option names all of them. Names are looked up from the directory of our descriptors. So
+/// the option is short, and needs no quoting because the names are numbers.
 fn overlay_on_attached(
     lower: &[OwnedFd],
     writable: &Writable,
@@ -243,11 +248,11 @@ fn overlay_on_attached(
     mount
 }
 
-/// What `fsconfig` takes as a text.
+/// The longest text that `fsconfig` accepts.
 const LONGEST_OPTION: usize = 255;
 
-/// The container's own terminals. The shim opens terminals through the descriptor that it keeps, so it never follows a
-/// path that the container could have changed.
+/// Makes the container's own instance of terminals. The shim opens terminals through the descriptor
+/// that it keeps, so it never follows a path that the container could have changed.
 pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     // The machine has 4096 terminals; one pod must not take them all.
     let group = (ids.first + ids.terminal_group()).to_string();
@@ -262,16 +267,16 @@ pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
 }
 
-/// The mounts that the specification asks for.
+/// The mounts of the specification.
 #[derive(Debug, Default)]
 pub(crate) struct Volumes {
     /// In the order of the specification.
     pub(crate) mounts: Vec<Detached>,
-    /// Those of them that the container leaves messages in.
+    /// The mounts that the container leaves messages in.
     pub(crate) messages: Vec<Message>,
 }
 
-/// Makes the mounts that the specification asks for.
+/// Makes the mounts of the specification.
 pub(crate) fn volumes(
     mounts: &[Mount],
     ids: IdRange,
@@ -300,7 +305,7 @@ fn volume_mount(
     {
         return Err(refuse("the destination is not an absolute path".to_owned())).step(step);
     }
-    // What a volume holds is nobody's business to run as somebody else or to reach devices through.
+    // A volume must offer neither set-user-id programs nor devices.
     let mut attributes = Attributes::NO_SUID_NO_DEV;
     let (mut map_owners, mut size, mut mode, mut inside) = (false, None, None, None);
     for option in &volume.options {
@@ -370,7 +375,8 @@ fn volume_mount(
     }
 }
 
-/// Gives a pipe's or terminal's inode to the user that will hold it, so that `/dev/stdout` can be opened again.
+/// Gives a pipe's or terminal's inode to the user that will hold it, so that `/dev/stdout` can be
+/// opened again.
 pub(crate) fn give(descriptor: BorrowedFd<'_>, ids: IdRange, uid: u32, gid: u32) -> Result<(), StepError> {
     let step = || format!("give standard streams to user {uid}");
     let unmapped = || crate::idmap::no_such_id(ids);

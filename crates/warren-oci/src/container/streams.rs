@@ -1,5 +1,5 @@
-//! A container's standard streams: pipes, or a terminal. The outer ends are the shim's, which logs what comes out of them
-//! and lends them to whoever attaches.
+//! A container's standard streams: pipes or a terminal. The shim holds the outer ends, logs the
+//! output and lends them to clients that attach.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,15 +12,15 @@ use crate::idmap::IdRange;
 use crate::protocol::TerminalSize;
 use crate::spec::{Process, StandardInput};
 
-/// The size of a terminal until somebody attaches and says theirs.
+/// The size of a terminal until a client attaches and sets it.
 pub(super) const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
 /// The shim's ends.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// To write to, if the container has an input.
+    /// For writing, if the container has an input.
     pub(crate) stdin: Option<OwnedFd>,
-    /// To read from; of a terminal, all there is.
+    /// For reading. A terminal has only this one.
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
 }
@@ -33,11 +33,12 @@ pub(super) enum Inside {
         stdout: OwnedFd,
         stderr: OwnedFd,
     },
-    /// It comes with the mounts: a terminal belongs to a file system that is made only then.
+    /// A terminal comes with the mounts, because its file system is made only then.
     Terminal,
 }
 
-/// What can be made before the container's first process. For a terminal, nothing.
+/// Makes the streams that are possible before the container's first process exists. For a terminal
+/// there are none.
 pub(super) fn before_mounts(ids: IdRange, process: &Process) -> Result<(Outside, Inside), StepError> {
     if process.terminal {
         return Ok((Outside::default(), Inside::Terminal));
@@ -59,7 +60,8 @@ pub(super) fn before_mounts(ids: IdRange, process: &Process) -> Result<(Outside,
     Ok((outside, Inside::Pipes { stdin: stdin_inside, stdout: stdout_inside, stderr: stderr_inside }))
 }
 
-/// A terminal of the container's own instance, if it is to have one: the shim's end, and the container's.
+/// Opens a terminal of the container's own instance, if requested. Returns the shim's and the
+/// container's end.
 pub(super) fn terminal(
     instance: BorrowedFd<'_>,
     ids: IdRange,
@@ -80,7 +82,7 @@ pub(super) fn terminal(
 }
 
 impl Inside {
-    /// What the program gets; `null` stands for an input that is not there.
+    /// Returns the program's streams. `null` replaces a missing input.
     pub(super) fn streams<'a>(
         &'a self,
         null: &'a OwnedFd,

@@ -1,5 +1,5 @@
-//! Volumes of a pod: memory that its containers share, and places inside a volume that a container is shown instead of the
-//! whole.
+//! Volumes of a pod: memory that its containers share, and directories inside a volume that a
+//! container sees instead of the whole.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,8 @@ use crate::kernel::Layering;
 use crate::protocol::MemoryVolume;
 
 impl Workshop {
-    /// The pod's memory of this name, made if it is not there yet. It goes with the shim, and is mounted nowhere on the host.
+    /// Returns the pod's memory volume of this name; makes it if needed. It ends with the shim and
+    /// is mounted nowhere on the host.
     pub(crate) fn memory_volume(
         &mut self,
         wanted: &MemoryVolume,
@@ -37,7 +38,7 @@ impl Workshop {
         ];
         let volume = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV)?;
         if self.layering == Layering::Attached {
-            // Copies are only made of what is attached; this mount namespace is the shim's alone.
+            // Only attached mounts can be copied. The mount namespace belongs to the shim alone.
             let place = pod_directory.join("memory").join(&wanted.name);
             fs::create_dir_all(&place)?;
             mount::attach(volume.as_fd(), &place)?;
@@ -48,11 +49,12 @@ impl Workshop {
     }
 }
 
-/// No way out of the volume: neither by `..`, nor by an absolute link, nor through `/proc`.
+/// Forbids all ways out of the volume: `..`, absolute links and `/proc`.
 const STAY: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
-/// Opens a place inside a volume. What is missing is made, as directories that belong to whom the volume belongs. A container
-/// that changes the volume meanwhile can make this fail, but not lead it elsewhere.
+/// Opens a path inside a volume. Missing directories are created, with the owner of the volume. A
+/// container that changes the volume at the same time can make this fail, but not lead it
+/// elsewhere.
 pub(super) fn open_inside(volume: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match rustix::fs::openat2(volume, path, flags, Mode::empty(), STAY) {

@@ -1,7 +1,9 @@
-//! Files of the system directories that not everybody on the host may read. Inside, the host's root is the container's, so
-//! its permissions would let the container's root read them: they have to be out of sight instead.
+//! Finds files of the system directories that not every user of the host may read. The host's root
+//! is mapped to the container's, so permissions would let the container's root read them. They must
+//! be hidden instead.
 //!
-//! A look at every file takes a moment, so it happens beside the daemon's start, and the first container waits for it.
+//! Checking every file takes a moment, so it runs beside the daemon's start, and the first
+//! container waits for it.
 
 use std::fs;
 use std::io;
@@ -14,13 +16,13 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FileType, Mode};
 use warren_sys::mount;
 
-/// Layers that hide what is private, one for each system directory that needs it.
+/// Layers that hide private files, one for each system directory that needs one.
 #[derive(Debug, Clone)]
 pub(super) struct Covers {
     found: Arc<OnceLock<Result<Vec<Cover>, String>>>,
 }
 
-/// A layer to be put on top of a system directory.
+/// A layer on top of a system directory.
 #[derive(Debug, Clone)]
 struct Cover {
     directory: PathBuf,
@@ -28,7 +30,7 @@ struct Cover {
 }
 
 impl Covers {
-    /// Begins to look through `directories`; layers are made below `place`.
+    /// Starts to search `directories`. Layers are made below `place`.
     pub(super) fn begin(directories: Vec<PathBuf>, place: PathBuf) -> Self {
         let covers = Self { found: Arc::default() };
         let looking = covers.clone();
@@ -41,13 +43,14 @@ impl Covers {
         covers
     }
 
-    /// The layer that belongs on top of `directory`, if it has anything private. Waits for the look to be over.
+    /// Returns the layer for `directory`, if it has private files. Waits for the end of the search.
     pub(super) fn of(&self, directory: &Path) -> Option<PathBuf> {
         match self.found.wait() {
             Ok(covers) => {
                 covers.iter().find(|cover| cover.directory == directory).map(|cover| cover.layer.clone())
             }
-            // A layer that does not exist: the container fails to start instead of showing what it must not.
+            // Return a layer that does not exist: the container then fails to start instead of
+            // exposing private files.
             Err(error) => Some(PathBuf::from(format!("/the private files could not be found: {error}"))),
         }
     }
@@ -56,8 +59,8 @@ impl Covers {
 fn make_all(directories: &[PathBuf], place: &Path) -> io::Result<Vec<Cover>> {
     let mut covers = Vec::new();
     for directory in directories {
-        // Seen without what is mounted below it, as containers see it. Whoever may not copy a mount sees what is private to
-        // others no more inside than outside.
+        // Search without the mounts below the directory, as containers see it. An ordinary user may
+        // not copy a mount, but does not see other users' private files inside either.
         let copy = mount::copy_mount(directory, false).ok();
         let root = copy.as_ref().map_or(directory.clone(), descriptor_path);
         let mut private = Vec::new();
@@ -79,7 +82,8 @@ fn descriptor_path(descriptor: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
 }
 
-/// Collects what others may not read, and directories that others may not list or walk through.
+/// Collects the files that other users may not read, and the directories that they may not list or
+/// enter.
 fn look(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(root.join(below))? {
         let entry = entry?;
@@ -91,7 +95,7 @@ fn look(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()>
         let needed = if kind.is_dir() { 0o005 } else { 0o004 };
         match entry.metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // What cannot be looked at is not for others either.
+            // A file that cannot be checked is private.
             Err(_) => private.push(path),
             Ok(metadata) if metadata.permissions().mode() & needed != needed => private.push(path),
             Ok(_) if kind.is_dir() => look(root, &path, private)?,
@@ -101,7 +105,8 @@ fn look(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()>
     Ok(())
 }
 
-/// Layers are never changed, for running containers stand on them: another list is another layer.
+/// Returns a layer's name, a hash of its list. Layers are never changed, because running containers
+/// use them.
 fn name_of(directory: &Path, private: &[PathBuf]) -> String {
     // FNV-1a, as for the skeleton.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -129,19 +134,20 @@ fn make_layer(root: &Path, private: &[PathBuf], layer: &Path) -> io::Result<()> 
                 make_directory(&root.join(&so_far), &unfinished.join(&so_far))?;
             }
         }
-        // What an overlay takes as "not there, whatever is below".
+        // An overlay takes this as a whiteout: the path does not exist, whatever is below.
         let (target, mode) = (unfinished.join(path), Mode::empty());
         rustix::fs::mknodat(rustix::fs::CWD, &target, FileType::CharacterDevice, mode, 0)?;
     }
     fs::rename(&unfinished, layer)
 }
 
-/// A directory of a layer stands for the one below it, so it looks the same.
+/// Makes a directory of a layer with the owner and mode of the one below it.
 fn make_directory(like: &Path, path: &Path) -> io::Result<()> {
     let metadata = fs::metadata(like)?;
     fs::create_dir(path)?;
     match chown(path, Some(metadata.uid()), Some(metadata.gid())) {
-        // Ordinary users cannot give it away; in their user namespace, its owner does not even exist.
+        // Ordinary users cannot change owners. In their user namespace the owner does not even
+        // exist.
         Err(error) if !is_about_owners(&error) => return Err(error),
         _ => {}
     }
@@ -207,7 +213,6 @@ mod tests {
             ("unlisted", false),
         ];
         assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)));
-        // The same list is the same layer.
         let again = Covers::begin(vec![host.path().to_owned()], place.path().to_owned());
         assert_eq!(again.of(host.path()), Some(layer));
         assert_eq!(again.of(Path::new("/elsewhere")), None);

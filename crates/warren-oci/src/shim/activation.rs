@@ -1,5 +1,5 @@
 //! Starts the program of an [`Activation`](crate::protocol::Activation) when a client connects to
-//! its port. A sandbox without clients pays for it with one socket.
+//! its port. A sandbox without clients costs one socket.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -9,15 +9,14 @@ use super::guest::Visitor;
 use crate::container;
 use crate::protocol::ContainerStatus;
 
-/// A program that ends sooner than this has failed, and is started again later and later.
+/// A program that ends sooner than this has failed. It is started again with a growing delay.
 const LIVED: Duration = Duration::from_secs(10);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// The state of the activation's program.
 #[derive(Debug, Default)]
 pub(super) struct ActivationState {
-    /// Since when it runs.
+    /// The start time, if it runs.
     running_since: Option<Instant>,
     /// Failures in a row.
     failures: u32,
@@ -25,12 +24,12 @@ pub(super) struct ActivationState {
 }
 
 impl ActivationState {
-    /// When it may be started again, if that is not now.
+    /// Returns the time from which it may be started again, if that is in the future.
     pub(super) fn not_before(&self) -> Option<Instant> {
         self.not_before.filter(|time| *time > Instant::now())
     }
 
-    /// Notes that the program has ended, or why it never ran.
+    /// Records that the program has ended, or could not be run.
     pub(super) fn ended(&mut self, problem: Option<&str>) {
         let lived = self.running_since.take().is_some_and(|since| since.elapsed() >= LIVED);
         if let Some(problem) = problem {
@@ -51,7 +50,8 @@ fn delay(failures: u32) -> Duration {
 }
 
 impl Shim {
-    /// The sockets on which a connection would start the program; none while it runs or cannot.
+    /// Returns the sockets on which a connection would start the program. Empty while it runs or
+    /// cannot run.
     pub(super) fn awaited_connections(&self) -> &[OwnedFd] {
         let (Some(activation), Some(namespaces)) = (&self.pod.activation, &self.namespaces) else {
             return &[];
@@ -64,7 +64,6 @@ impl Shim {
         namespaces.activation()
     }
 
-    /// Starts the program.
     pub(super) fn activate(&mut self) {
         let listeners = self.awaited_connections();
         if listeners.is_empty() {

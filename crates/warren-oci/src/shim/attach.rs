@@ -1,7 +1,8 @@
 //! Clients that see a container's output beside its log, and write to its input.
 //!
-//! Each has pipes of its own. One that does not read holds its container up once its pipe is full, as a terminal that does
-//! not scroll would: what it sees has no gaps. It cannot hold up anything else, and whoever serves it cuts it off in the end.
+//! Each client has its own pipes. If a client does not read, its full pipe blocks the container,
+//! like a terminal that does not scroll, so its view has no gaps. It blocks nothing else, and the
+//! process that serves the client disconnects it in the end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +16,6 @@ use super::{Shim, serve};
 use crate::protocol::{Answer, ContainerStatus, Refusal};
 use crate::spec::StandardInput;
 
-/// All attached clients.
 #[derive(Debug, Default)]
 pub(super) struct Attachments {
     all: Vec<Attachment>,
@@ -27,23 +27,23 @@ struct Attachment {
     number: u64,
     client: u64,
     container: String,
-    /// It may write to the container's input.
+    /// True if it may write to the container's input.
     has_input: bool,
-    /// By stream.
+    /// Indexed by stream.
     outlets: [Option<Outlet>; 2],
 }
 
-/// Where a stream's bytes go.
+/// The destination of a stream's bytes.
 #[derive(Debug)]
 struct Outlet {
     pipe: OwnedFd,
     unsent: VecDeque<u8>,
-    /// Nothing more comes: closed once all is sent.
+    /// True if the stream has ended. The pipe is closed once all is sent.
     ended: bool,
 }
 
 impl Outlet {
-    /// Sends what it can. `false` when there is no more to do for it.
+    /// Sends as much as possible. Returns false when the outlet is finished.
     fn flush(&mut self) -> bool {
         while !self.unsent.is_empty() {
             match rustix::io::write(&self.pipe, self.unsent.as_slices().0) {
@@ -58,7 +58,7 @@ impl Outlet {
 }
 
 impl Attachments {
-    /// Adds a client, and returns its ends of the pipes.
+    /// Adds a client and returns its ends of the pipes.
     fn add(
         &mut self,
         client: u64,
@@ -80,7 +80,8 @@ impl Attachments {
         Ok(ends)
     }
 
-    /// Shows output to those who are attached. `false` if one of them has to take it before more is read.
+    /// Sends output to the attached clients. Returns false if one of them must read before more is
+    /// read from the container.
     pub(super) fn show(&mut self, container: &str, stream: Stream, bytes: &[u8]) -> bool {
         let mut room = true;
         for attachment in self.all.iter_mut().filter(|attachment| attachment.container == container) {
@@ -97,7 +98,7 @@ impl Attachments {
         room
     }
 
-    /// Whether somebody still has to take what was read from a stream.
+    /// Returns true if a client has not read the output of a stream yet.
     pub(super) fn hold_up(&self, container: &str, stream: Stream) -> bool {
         let attached = self.all.iter().filter(|attachment| attachment.container == container);
         attached
@@ -105,7 +106,7 @@ impl Attachments {
             .any(|outlet| !outlet.unsent.is_empty())
     }
 
-    /// A container's stream has ended.
+    /// Ends a container's stream.
     pub(super) fn end(&mut self, container: &str, stream: Stream) {
         for attachment in self.all.iter_mut().filter(|attachment| attachment.container == container) {
             let slot = &mut attachment.outlets[stream as usize];
@@ -118,7 +119,7 @@ impl Attachments {
         }
     }
 
-    /// The pipes that have to be waited for.
+    /// Returns the pipes to wait for.
     pub(super) fn full_pipes(&self) -> impl Iterator<Item = (u64, Stream, &OwnedFd)> {
         self.all.iter().flat_map(|attachment| {
             [Stream::Stdout, Stream::Stderr].into_iter().filter_map(move |stream| {
@@ -128,7 +129,7 @@ impl Attachments {
         })
     }
 
-    /// There may be room in a pipe.
+    /// Sends the rest to a pipe that has space again.
     pub(super) fn flush(&mut self, number: u64, stream: Stream) {
         for attachment in self.all.iter_mut().filter(|attachment| attachment.number == number) {
             let slot = &mut attachment.outlets[stream as usize];
@@ -138,7 +139,7 @@ impl Attachments {
         }
     }
 
-    /// Forgets clients that are gone, and names the containers whose input they had.
+    /// Removes disconnected clients, and returns the containers whose input they had.
     fn drop_gone(&mut self, is_here: impl Fn(u64) -> bool) -> Vec<String> {
         let gone = self.all.extract_if(.., |attachment| !is_here(attachment.client));
         gone.filter(|attachment| attachment.has_input).map(|attachment| attachment.container).collect()
@@ -166,7 +167,6 @@ impl Shim {
         let (stdin, terminal) = (!descriptors.is_empty(), container.spec.process.terminal);
         let streams = if terminal { 1 } else { 2 };
         descriptors.extend(self.attachments.add(asker.client, name, stdin, streams).map_err(&failed)?);
-        // A stream that has ended has nothing to show.
         for (stream, open) in [
             (Stream::Stdout, container.streams.stdout.is_some()),
             (Stream::Stderr, container.streams.stderr.is_some()),
@@ -179,12 +179,13 @@ impl Shim {
         Ok(None)
     }
 
-    /// A client has nothing more to write. Those whose input is meant for one client are told that it is over.
+    /// Ends a client's input. If the container's input is for one client, the container sees the
+    /// end.
     pub(super) fn end_input(&mut self, name: &str) {
         let container = self.guests.get_mut(name).and_then(|guest| guest.container.as_mut());
         if let Some(container) = container
             && container.spec.process.stdin == StandardInput::Once
-            // The end of a terminal's input is a character that its user types.
+            // The input of a terminal ends with a character that its user types.
             && !container.spec.process.terminal
         {
             container.streams.stdin = None;

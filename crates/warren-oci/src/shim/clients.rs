@@ -1,5 +1,5 @@
-//! The shim's connections. A client that does not read gets its replies later, and the newest state instead of every
-//! state; one that lets too much pile up is dropped. None can make the shim wait.
+//! The shim's connections. A slow client gets its replies later, and only the newest state. A
+//! client with too many unsent messages is disconnected. No client can block the shim.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,10 +10,10 @@ use warren_sys::socket::Seqpacket;
 use crate::protocol::{Answer, Event, Message, PodState, Refusal, Request};
 use crate::wire;
 
-/// Unsent messages of one client.
+/// The maximum number of unsent messages of one client.
 const MAX_UNSENT: usize = 1024;
 
-/// A connection. The number is never used twice, so that an answer cannot go to a later client.
+/// A connection. Its number is never reused, so that an answer cannot reach a later client.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) number: u64,
@@ -40,12 +40,11 @@ impl Client {
         !self.unsent.is_empty() || self.state_is_stale
     }
 
-    /// The next request, if one has come.
+    /// Returns the next request, if one has arrived.
     pub(super) fn receive(&mut self) -> Option<Request> {
         match wire::receive::<Request>(&self.socket) {
             Ok(Some((request, _descriptors))) => Some(request),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            // A client that speaks nonsense is not one of ours.
             Ok(None) | Err(_) => {
                 self.gone = true;
                 None
@@ -87,7 +86,6 @@ impl AsFd for Client {
     }
 }
 
-/// All connections.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     pub(super) all: Vec<Client>,
@@ -130,7 +128,7 @@ impl Clients {
         }
     }
 
-    /// The state has changed: every subscriber gets the newest when it can.
+    /// Marks the state as changed. Every subscriber gets the newest state as soon as possible.
     pub(super) fn state_changed(&mut self) {
         for client in self.all.iter_mut().filter(|client| client.subscribed) {
             client.state_is_stale = true;
@@ -145,7 +143,7 @@ impl Clients {
     }
 }
 
-/// Who asked: which client, and by which request.
+/// The sender of a request: the client and the number of the request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asker {
     pub(super) client: u64,

@@ -1,4 +1,4 @@
-//! A container and what the shim does for it; and further processes that clients start in one.
+//! The shim's state of a container, and of the processes that clients start in one.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::protocol::{
 };
 use crate::timeline::Timeline;
 
-/// A container and what the shim does for it.
+/// A container and its log, watches and held signal.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) attempt: u32,
@@ -31,17 +31,18 @@ pub(super) struct Guest {
     held: Option<Held>,
 }
 
-/// A signal that waits until its receiver notices it.
+/// A signal that waits until its receiver would notice it.
 #[derive(Debug)]
 struct Held {
     signal: i32,
-    /// When to look at the receiver again, and how long after that once more.
+    /// The time of the next check, and the pause after it.
     due: Instant,
     pause: Duration,
 }
 
-/// A program has a handler within milliseconds of its start, or after a second or two if it is an interpreter. One that never has
-/// any is looked at ten times a second until its grace period is over.
+/// The pauses between checks. A program has a handler within milliseconds of its start, an
+/// interpreter after a second or two. A program that never gets one is checked ten times a second
+/// until its grace period is over.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -50,7 +51,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Visitor {
     pub(super) container: String,
     pub(super) exec: Exec,
-    /// `None` for the program of an activation, which no client asked for.
+    /// `None` for the program of an activation, which no client started.
     pub(super) asker: Option<Asker>,
     pub(super) oom_kills_before: u64,
 }
@@ -91,8 +92,9 @@ impl Guest {
         }
     }
 
-    /// Sends a signal to the container's first process. `SIGTERM` is a request to end, and must not be lost because the process has
-    /// only just begun: it is held until the process would notice it.
+    /// Sends a signal to the container's first process. `SIGTERM` is a request to end, and must not
+    /// be lost because the process has only just started: it is held until the process would notice
+    /// it.
     pub(super) fn signal(&mut self, signal: i32) -> io::Result<()> {
         let Some(container) = &self.container else { return Ok(()) };
         if signal == libc::SIGTERM && container.would_discard(signal) {
@@ -106,12 +108,12 @@ impl Guest {
         container.signal(signal)
     }
 
-    /// When to call [`Guest::deliver`] next.
+    /// Returns the time of the next call of [`Guest::deliver`].
     pub(super) fn delivery_due(&self) -> Option<Instant> {
         self.held.as_ref().filter(|_| self.container.is_some()).map(|held| held.due)
     }
 
-    /// Sends a held signal if the container's first process would notice it by now.
+    /// Sends a held signal if the container's first process would notice it now.
     pub(super) fn deliver(&mut self) {
         let (Some(held), Some(container)) = (&mut self.held, &self.container) else { return };
         if Instant::now() < held.due {
@@ -122,7 +124,7 @@ impl Guest {
             held.due = Instant::now() + held.pause;
             return;
         }
-        // An error says that it has ended meanwhile, which is seen next.
+        // An error means that it has ended meanwhile. The event loop sees that next.
         let _ = container.signal(held.signal);
         self.held = None;
     }
@@ -136,8 +138,8 @@ impl Guest {
         }
     }
 
-    /// Logs what the container has written, and hands it to `show`, which says whether it can take more. Whether the
-    /// stream is still open.
+    /// Logs the container's output and passes it to `show`, which returns false when it can take no
+    /// more. Returns false when the stream has ended.
     pub(super) fn pump(&mut self, stream: Stream, chunks: usize, show: impl FnMut(&[u8]) -> bool) -> bool {
         let Some(container) = &mut self.container else { return false };
         let pipe = match stream {
@@ -152,11 +154,11 @@ impl Guest {
         goes_on
     }
 
-    /// Reads the counters; whether they have changed.
+    /// Reads the counters. Returns true if they have changed.
     pub(super) fn look_at_limits(&mut self) -> bool {
         let Some(container) = &self.container else { return false };
         for watch in &self.watches {
-            // Reading is what makes a watch quiet until the next event; a file must be read from its start.
+            // Reading silences a watch until the next event. A file must be read from its start.
             let mut buffer = [0u8; 256];
             let _ = if watch.exceptional {
                 rustix::io::pread(&watch.descriptor, &mut buffer, 0)

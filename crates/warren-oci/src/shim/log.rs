@@ -1,5 +1,5 @@
-//! Container output into log files in CRI format, with rotation. Memory is bounded whatever a container writes: a line
-//! longer than the limit is written in parts, each marked `P`, and its end `F`.
+//! Writes container output to log files in CRI format, with rotation. Memory is bounded: a line
+//! longer than the limit is written in parts, each marked `P`, and the last one `F`.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -10,10 +10,10 @@ use jiff::Timestamp;
 
 use crate::protocol::LogFile;
 
-/// The longest part of a line, as container runtimes have it.
+/// The longest part of a line, the same as in other container runtimes.
 const MAX_PART: usize = 16 << 10;
 
-/// Which stream a line came from.
+/// The stream that a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
@@ -29,13 +29,12 @@ impl Stream {
     }
 }
 
-/// A container's log.
 #[derive(Debug)]
 pub(super) struct Log {
     request: LogFile,
     file: Option<File>,
     written: u64,
-    // What has come of a line whose end has not, by stream.
+    // The beginning of an incomplete line, by stream.
     pending: [Vec<u8>; 2],
 }
 
@@ -44,8 +43,8 @@ impl Log {
         Self { request, file: None, written: 0, pending: [Vec::new(), Vec::new()] }
     }
 
-    /// Reads what is there, at most `chunks` times and as long as `show` takes it, and logs it. `false` when the stream
-    /// has ended.
+    /// Reads the available output, at most `chunks` times and as long as `show` accepts it, and
+    /// logs it. Returns false when the stream has ended.
     pub(super) fn pump(
         &mut self,
         stream: Stream,
@@ -72,7 +71,7 @@ impl Log {
         true
     }
 
-    /// Writes the last line of each stream even though its end never came.
+    /// Writes the incomplete last line of each stream.
     pub(super) fn finish(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.pending[stream as usize]);
@@ -84,7 +83,7 @@ impl Log {
         }
     }
 
-    /// The log lines that `bytes` complete.
+    /// Returns the log lines that `bytes` complete.
     fn add(&mut self, stream: Stream, bytes: &[u8], now: Timestamp) -> Vec<u8> {
         let pending = &mut self.pending[stream as usize];
         let mut output = Vec::with_capacity(bytes.len() + 128);
@@ -112,7 +111,7 @@ impl Log {
         output
     }
 
-    /// A log that cannot be written (a full disk) loses lines; it never stops a container.
+    /// Writes lines. If that fails (a full disk), they are lost: a log never stops a container.
     fn write(&mut self, output: &[u8]) {
         if let Err(error) = self.try_write(output) {
             complain!("warren: log {}: {error}", self.request.path.display());
@@ -161,7 +160,7 @@ impl Log {
         Ok(())
     }
 
-    /// Makes the file, so that a reader finds it as soon as the container runs.
+    /// Creates the file, so that a reader finds it as soon as the container runs.
     pub(super) fn open(&mut self) -> io::Result<()> {
         if let Some(parent) = self.request.path.parent() {
             fs::create_dir_all(parent)?;

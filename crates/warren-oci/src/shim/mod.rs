@@ -1,7 +1,9 @@
-//! The shim: one process per pod, outside the daemon, with one thread and an event loop. It makes the pod's containers,
-//! owns their output, reaps them, writes down what becomes of them, and answers whoever connects to `shim.sock`.
+//! The shim: one single-threaded process per pod, outside the daemon, with an event loop. It makes
+//! the pod's containers, owns their output, reaps them, records their state, and answers clients on
+//! `shim.sock`.
 //!
-//! Daemons come and go; the shim stays until it is told to shut down. If it dies itself, its containers die with it.
+//! The shim outlives daemons. It stays until it is told to shut down. If it dies, its containers
+//! die with it.
 
 mod activation;
 mod attach;
@@ -39,25 +41,26 @@ use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, Refusa
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
 
-/// What the zygote makes once, so that no start pays for it.
+/// Resources that the zygote makes once, so that no start pays for them.
 #[derive(Debug)]
 pub(crate) struct Prepared(Workshop);
 
 impl Prepared {
     pub(crate) fn new(proof: SingleThreaded, layering: Option<Layering>) -> io::Result<Self> {
-        // Inherited by every shim: the host's memory killer should look elsewhere first, for a shim is small and its
-        // death is a pod's. Without the right to ask for it, it stays as it is.
+        // Every shim inherits this. Its death is its pod's, and it is small, so the host's
+        // out-of-memory killer should choose another process. Without the right to set it, the
+        // value stays.
         let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
-        // A container's process has no right to raise a limit, so it is raised here if that is allowed at all.
+        // A container's process may not raise a limit, so raise it here if allowed.
         let open_files = Some(crate::defaults::OPEN_FILES);
         let limit = rustix::process::Rlimit { current: open_files, maximum: open_files };
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
-        // A process that cannot be dumped cannot be traced by a container's root either, while it is on its way in.
+        // A process that cannot be dumped cannot be traced by a container's root while it enters.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         let privileges = Privileges::of_this_process()?;
         if privileges != Privileges::Machine {
-            // One that has nothing in it. A shim enters a pod's network for a moment, and can come back only to one that
-            // belongs to its user.
+            // Make an empty network namespace. A shim enters a pod's network for a moment, and can
+            // return only to a namespace of its own user.
             namespace::unshare(Namespaces::NETWORK)?;
         }
         let birthplace = Birthplace::make(proof)
@@ -79,7 +82,7 @@ impl Prepared {
     }
 }
 
-/// Points standard input and output to `/dev/null`, and standard error to `log` if one is given.
+/// Points standard input and output to `/dev/null`, and standard error to `log` if given.
 pub(crate) fn detach_standard_streams(log: Option<&Path>) -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     process::replace_standard_descriptor(null.as_fd(), 0)?;
@@ -91,11 +94,13 @@ pub(crate) fn detach_standard_streams(log: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
-/// A shim ends when its pod does, and by no terminal, shutdown script or closed pipe.
+/// Signals that a shim ignores. It ends with its pod, and not by a terminal, a shutdown script or a
+/// closed pipe.
 pub(crate) const IGNORED_SIGNALS: &[i32] =
     &[libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT];
 
-/// The shim's life, from the fork on. Never returns: neither an error nor a panic may go on as a second zygote.
+/// Runs the shim after the fork. Never returns: after an error or panic there must not be a second
+/// zygote.
 pub(crate) fn run(prepared: Prepared, pod: PodRequest, client: Seqpacket) -> ! {
     let result = catch_unwind(AssertUnwindSafe(|| live(prepared.0, pod, client)));
     let code = match result {
@@ -121,7 +126,7 @@ fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()
     process::reset_signals(&[libc::SIGCHLD]);
     client.set_nonblocking(true)?;
     if workshop.layering == Layering::Attached {
-        // Layers are attached here and nowhere else, and go with the shim however it ends.
+        // Layers are attached in this namespace only, and end with the shim.
         namespace::unshare(Namespaces::MOUNT)?;
         mount::keep_mounts_private()?;
     }
@@ -144,20 +149,21 @@ struct Shim {
     next_visitor: u64,
     revision: u64,
     paused: bool,
-    /// Who asked to shut down.
+    /// The clients that requested the shutdown.
     closing: Option<Vec<Asker>>,
     shut_down: bool,
-    /// Something changed since clients were last told.
+    /// True if clients have not been told the newest state.
     dirty: bool,
-    /// And it must be on disk before anybody hears of it: an end, which nobody could tell about later. That something
-    /// runs is recorded after it has been told, for a start waits on it, and a dead shim has nothing running.
+    /// True if the state must be on disk before clients learn of it. This holds for an end, which
+    /// cannot be found out later. A start is recorded after the reply, because clients wait for it,
+    /// and a dead shim has no running container.
     record_first: bool,
-    /// When to look at the counters that nobody wakes us for, and how long after that again.
+    /// The time of the next look at counters without notification, and the pause after it.
     next_look: Option<(Instant, Duration)>,
 }
 
-/// Looks at counters begin this long after something was started or ended, and grow apart up to the second number: a
-/// sandbox at rest is looked at twelve times an hour.
+/// The pause before the first look at counters after a start or end. It grows up to the second
+/// value: an idle sandbox is checked twelve times an hour.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 const LAST_LOOK: Duration = Duration::from_secs(300);
 
@@ -246,15 +252,16 @@ impl Shim {
         }
     }
 
-    /// A disk that is full or gone must not take the pod with it; a later daemon can still ask.
+    /// Writes the state. If the disk is full or gone, the pod must survive; a later daemon can
+    /// still ask the shim.
     fn write_state(&self) {
         if let Err(error) = state::write(&self.pod.directory, &self.state()) {
             complain!("warren: shim: write state.json: {error}");
         }
     }
 
-    /// Waits until something happens, and says what. The list is made anew each time: it is short, and a list that is
-    /// kept beside the truth would be a second truth.
+    /// Waits for events and returns their sources. The list is built anew each time: it is short,
+    /// and a stored list could become inconsistent.
     fn wait(&self) -> io::Result<Vec<Source>> {
         let mut sources: Vec<Source> = vec![Source::Listener];
         let mut waits = vec![PollFd::new(&self.listener, PollFlags::IN)];
@@ -338,7 +345,8 @@ impl Shim {
             Source::Report(name) => self.settle_start(&name),
             Source::Output(name, stream) => {
                 if let Some(guest) = self.guests.get_mut(&name) {
-                    // A flood from one container lets others and clients have their turn.
+                    // Read a limited amount, so that one container's flood does not starve the
+                    // others and clients.
                     let attachments = &mut self.attachments;
                     if !guest.pump(stream, 4, |bytes| attachments.show(&name, stream, bytes)) {
                         attachments.end(&name, stream);
@@ -358,7 +366,7 @@ impl Shim {
         }
     }
 
-    /// Begins to watch containers that have come to run.
+    /// Starts to watch containers that have begun to run.
     fn watch_limits(&mut self) {
         for (name, guest) in self.guests.iter_mut().filter(|(_, guest)| !guest.is_watched) {
             guest.is_watched = true;
@@ -370,7 +378,8 @@ impl Shim {
         }
     }
 
-    /// Version 1 of the cgroups counts forks that the pids limit stopped, but tells nobody.
+    /// Schedules a look at the counters: version 1 of cgroups counts forks prevented by the pids
+    /// limit, but does not notify.
     fn look_soon(&mut self) {
         if self.workshop.hierarchy.version() == 1 {
             self.next_look = Some((Instant::now() + FIRST_LOOK, FIRST_LOOK));
@@ -393,9 +402,10 @@ impl Shim {
         }
     }
 
-    /// Of all containers that there ever were: something may be left of one that has ended.
+    /// Returns the cgroups of all containers that ever existed: one that has ended may have left
+    /// processes.
     fn cgroups(&self) -> impl Iterator<Item = Cgroup> {
-        // One whose name could not be a cgroup's was refused, but is there to tell so.
+        // A container with an invalid name was refused. It is listed only to report that.
         let names = self.guests.keys().filter(|name| serve::check_name(name).is_ok());
         names.map(|name| {
             let name = cgroup_names::container(&self.pod.cgroup, name);
@@ -403,7 +413,7 @@ impl Shim {
         })
     }
 
-    /// Once everything is dead: removes the cgroups and tells those who asked.
+    /// Removes the cgroups and answers the shutdown requests, once all processes are dead.
     fn finish_closing(&mut self) {
         if self.closing.is_none()
             || !self.visitors.is_empty()
@@ -424,12 +434,12 @@ impl Shim {
             };
             self.clients.reply(asker, result, Vec::new());
         }
-        // With or without its cgroup: nothing is left to look after.
+        // Finish even if the cgroup could not be removed: nothing is left to look after.
         self.shut_down = true;
     }
 }
 
-/// What can happen.
+/// The sources of events.
 #[derive(Debug)]
 enum Source {
     Listener,
@@ -438,7 +448,7 @@ enum Source {
     Output(String, Stream),
     Limits(String),
     Exit(String),
-    /// There is room in an attached client's pipe.
+    /// An attached client's pipe has space.
     Attached(u64, Stream),
     /// A client has connected to a port of the activation.
     Activation,

@@ -1,4 +1,4 @@
-//! Requests of clients.
+//! Handles the requests of clients.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::timeline::Timeline;
 
 impl Shim {
     pub(super) fn serve_client(&mut self, number: u64) {
-        // One request a turn, so that a busy client does not starve the containers.
+        // Serve one request per turn, so that a busy client does not starve the containers.
         let request = self
             .clients
             .all
@@ -35,7 +35,7 @@ impl Shim {
         self.clients.drop_gone();
     }
 
-    /// The answer; `None` if it comes later.
+    /// Returns the answer, or `None` if it comes later.
     fn serve(&mut self, asker: Asker, call: Call) -> Result<Option<Answer>, Refusal> {
         match call {
             Call::State => {
@@ -59,7 +59,7 @@ impl Shim {
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
             Call::Pause => {
-                // All of it or none.
+                // Freeze all containers or none.
                 let frozen = self.cgroups_in_use().try_for_each(Cgroup::freeze);
                 frozen.inspect_err(|_| self.thaw()).map_err(failed("pause"))?;
                 self.set_paused(true)
@@ -88,7 +88,8 @@ impl Shim {
         }
     }
 
-    /// Whether anything can be started now. A process that enters a paused pod would stand still before it is anything.
+    /// Checks that a process can be started now. In a paused pod it would freeze before its start
+    /// is complete.
     fn check_open(&self) -> Result<(), Refusal> {
         match (&self.closing, self.paused) {
             (Some(_), _) => Err(invalid("the pod is shutting down".to_owned())),
@@ -157,7 +158,7 @@ impl Shim {
 
     fn socket(&mut self, asker: Asker, version_6: bool) -> Result<Option<Answer>, Refusal> {
         if self.pod.runtime.as_ref().is_some_and(|runtime| runtime.kind == RuntimeKind::Gvisor) {
-            // The kernel's side of the device has nobody who listens.
+            // The network stack is in user space, so a socket of the kernel reaches no listener.
             let message = "the pod's network is in its sandbox".to_owned();
             return Err(Refusal { reason: RefusalReason::Unsupported, message });
         }
@@ -223,7 +224,8 @@ impl Shim {
             let _ = visitor.exec.child.signal(libc::SIGKILL);
         }
         if self.paused {
-            // Killed while frozen, they die the moment they thaw and run nothing more of their own.
+            // They were killed while frozen, so they die as soon as they thaw, without running any
+            // code.
             self.thaw();
             self.paused = false;
         }
@@ -235,13 +237,13 @@ impl Shim {
         }
     }
 
-    /// Those of containers that have not ended.
+    /// Returns the cgroups of containers that have not ended.
     fn cgroups_in_use(&self) -> impl Iterator<Item = &Cgroup> {
         self.guests.values().filter_map(|guest| Some(&guest.container.as_ref()?.cgroup))
     }
 }
 
-/// Names become file and cgroup names.
+/// Checks a name, because it becomes a file and cgroup name.
 pub(super) fn check_name(name: &str) -> Result<(), Refusal> {
     let fits = !name.is_empty()
         && name.len() <= 253

@@ -1,4 +1,4 @@
-//! What has become of processes: started, failed to, ended.
+//! Handles changes of processes: started, failed to start, ended.
 
 use jiff::Timestamp;
 use warren_sys::process::Exit;
@@ -9,7 +9,7 @@ use crate::container::{self, PodNamespaces};
 use crate::protocol::{Answer, ContainerStatus, Event, ExitStatus, ProcessName};
 
 impl Shim {
-    /// A container's first process has become its program, or failed to.
+    /// Handles that a container's first process has become its program or failed.
     pub(super) fn settle_start(&mut self, name: &str) {
         let Some(guest) = self.guests.get_mut(name) else { return };
         let Some(container) = &mut guest.container else { return };
@@ -26,7 +26,8 @@ impl Shim {
             }
             None => {
                 let pid = container.child.pid();
-                // A process that has ended already is still there to be reaped, so it has a name.
+                // A process that has already ended is a zombie until it is reaped, so it still has
+                // a start time.
                 let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
                 guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
                 guest.is_watched = false;
@@ -47,9 +48,9 @@ impl Shim {
         }
     }
 
-    /// A container's first process has ended, and with it all others in its pid namespace.
+    /// Handles the end of a container's first process, and with it of its whole pid namespace.
     pub(super) fn settle_exit(&mut self, name: &str) {
-        // It may have become its program and ended before its report was read.
+        // Its report may not have been read yet.
         self.settle_start(name);
         let Some(guest) = self.guests.get_mut(name) else { return };
         let Some(container) = &guest.container else { return };
@@ -62,7 +63,8 @@ impl Shim {
             }
         };
         for stream in [Stream::Stdout, Stream::Stderr] {
-            // All of it, and hence no more than a pipe holds: nobody is left to write.
+            // Read everything that is left. It fits into a pipe, because no process can write any
+            // more.
             guest.pump(stream, usize::MAX, |bytes| {
                 self.attachments.show(name, stream, bytes);
                 true
@@ -83,7 +85,7 @@ impl Shim {
         };
         guest.watches.clear();
         if let Some(mut container) = guest.container.take() {
-            // Before anybody hears of the end and looks for them.
+            // Store these before clients learn of the end and look for them.
             container.keep_messages();
             container.remove_cgroup();
         }
@@ -140,7 +142,7 @@ impl Shim {
     }
 }
 
-/// A shell reports a killed child by its own exit code.
+/// Returns true if the process was killed. A shell reports a killed child by its own exit code.
 fn was_killed(exit: Exit) -> bool {
     matches!(exit, Exit::Signal(libc::SIGKILL) | Exit::Code(137))
 }

@@ -1,3 +1,5 @@
+//! Field selectors.
+
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -5,8 +7,8 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::SelectorError;
 use crate::Object;
 
-/// A field selector: `path=value` and `path!=value` terms, all of which must hold. A field that an object lacks
-/// reads as the empty string.
+/// A field selector: `path=value` and `path!=value` terms, all of which must hold. A missing field
+/// counts as the empty string.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSelector(Vec<Term>);
 
@@ -36,17 +38,17 @@ impl FieldSelector {
         Ok(FieldSelector(terms))
     }
 
-    /// Whether it matches everything.
+    /// Returns true if it matches everything.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The paths it looks at, so that the caller can refuse those that a kind does not offer.
+    /// Returns its paths, so that the caller can refuse those that a kind does not support.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|term| term.path.as_str())
     }
 
-    /// The value that a path must equal, where the selector says so.
+    /// Returns the value that a path must equal, if the selector requires one.
     pub fn required(&self, path: &str) -> Option<&str> {
         self.0.iter().find(|term| term.equal && term.path == path).map(|term| term.value.as_str())
     }
@@ -94,10 +96,11 @@ fn unescape(value: &str) -> String {
     out
 }
 
-/// Reads one scalar out of a serialised object by its dotted path, skipping the rest without building a tree.
+/// Reads one scalar from a serialised object by its dotted path, without parsing the rest.
 fn lookup(body: &[u8], path: &str) -> Option<String> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
-    // The visitor stops early, so trailing input is expected and the outcome is in `found`.
+    // The visitor stops early, so this returns an error for the trailing input. The result is in
+    // `found`.
     let mut found = None;
     let _ = Descend { path, found: &mut found }.deserialize(&mut deserializer);
     found

@@ -1,3 +1,5 @@
+//! Label selectors.
+
 use super::SelectorError;
 
 /// A label selector: every requirement must hold. The empty selector matches everything.
@@ -13,7 +15,7 @@ pub enum Requirement {
     Absent(String),
     /// `key = value`, `key in (a, b)`
     In(String, Vec<String>),
-    /// `key != value`, `key notin (a, b)`; also true without the label, as Kubernetes has it.
+    /// `key != value`, `key notin (a, b)`. Also true without the label, as in Kubernetes.
     NotIn(String, Vec<String>),
     /// `key > number`
     GreaterThan(String, i64),
@@ -44,17 +46,17 @@ impl LabelSelector {
         Ok(LabelSelector(requirements))
     }
 
-    /// A selector from requirements that the caller already has.
+    /// Creates a selector from requirements.
     pub fn new(requirements: Vec<Requirement>) -> LabelSelector {
         LabelSelector(requirements)
     }
 
-    /// Whether it matches everything.
+    /// Returns true if it matches everything.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether labels, given as a lookup, satisfy every requirement.
+    /// Returns true if the labels, given as a lookup function, satisfy every requirement.
     pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| match requirement {
             Requirement::Exists(key) => label(key).is_some(),
@@ -115,7 +117,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The one value behind an operator.
+    /// Parses the single value after an operator.
     fn exact_value(&mut self, key: &str) -> Result<String, SelectorError> {
         if self.rest.starts_with(['=', '!', '<', '>', '(', ')']) {
             return Err(self.unexpected("unable to parse requirement: found", "identifier"));
@@ -125,7 +127,7 @@ impl<'a> Parser<'a> {
 
     fn set(&mut self, key: &str) -> Result<Vec<String>, SelectorError> {
         if !self.take("(") {
-            // The only message of this grammar without a comma.
+            // This is the only message of the grammar without a comma.
             let found = self.found();
             return Err(SelectorError(format!("unable to parse requirement: found '{found}' expected: '('")));
         }
@@ -198,7 +200,7 @@ impl<'a> Parser<'a> {
         SelectorError(format!("{prefix} '{}', expected: {wanted}", self.found()))
     }
 
-    /// What stands there: a word or a sign.
+    /// Returns the next word or sign.
     fn found(&self) -> &'a str {
         match (Parser { rest: self.rest }).word() {
             "" => self.rest.chars().next().map_or("", |sign| &self.rest[..sign.len_utf8()]),

@@ -1,7 +1,7 @@
-//! cgroups, version 1 and version 2 behind one interface.
+//! Cgroups: one interface for versions 1 and 2.
 //!
-//! [`Hierarchy::detect`] says what is mounted. A [`Cgroup`] is a directory in it: on version 2 one, on version 1 one per
-//! controller. Which of the two it is shows only in the files that are written.
+//! [`Hierarchy::detect`] finds the mounted version. A [`Cgroup`] is one directory on version 2, and
+//! one per controller on version 1. Only the names and formats of files differ.
 
 mod v1;
 mod v2;
@@ -13,70 +13,71 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of one cgroup. What is absent is not limited.
+/// The limits of one cgroup. Missing values are not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
-    /// Bytes of memory, with no swap on top.
+    /// The memory limit in bytes, without additional swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Processor time.
+    /// The limit of processor time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuQuota>,
-    /// Weight when processors are short, in version 1's scale: 1024 is one processor's worth.
+    /// The weight when processors are busy, in version 1's scale: 1024 is one processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_shares: Option<u64>,
-    /// Processes and threads.
+    /// The maximum number of processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
 }
 
-/// `quota` microseconds of processor time in every `period` microseconds.
+/// A limit of `quota` microseconds of processor time in every `period` microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuQuota {
     /// Microseconds of processor time, over all processors.
     pub quota: u64,
-    /// Microseconds.
+    /// The period in microseconds.
     pub period: u64,
 }
 
 impl CpuQuota {
-    /// Kubernetes' thousandths of a processor, in the usual period of 100 ms.
+    /// Converts Kubernetes' thousandths of a processor, with the usual period of 100 ms.
     pub fn from_millis(millis: u64) -> Self {
-        // The kernel takes no quota below 1 ms.
+        // The kernel refuses a quota below 1 ms.
         Self { quota: (millis * 100).max(1000), period: 100_000 }
     }
 }
 
-/// What a cgroup uses.
+/// The resource usage of a cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stats {
     /// Processor time used so far, in nanoseconds.
     pub cpu_nanoseconds: u64,
-    /// Bytes of memory charged now.
+    /// The memory in use, in bytes.
     pub memory_bytes: u64,
-    /// Of those, what cannot be dropped at once: without the inactive page cache. Kubernetes' working set.
+    /// The memory in use without the inactive page cache, which can be dropped at once. This is
+    /// Kubernetes' working set.
     pub memory_working_set_bytes: u64,
-    /// Processes and threads now.
+    /// The current number of processes and threads.
     pub pids: u64,
 }
 
-/// What there is to make cgroups in.
+/// The cgroup file systems of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hierarchy {
-    /// One mount per controller.
+    /// Version 1: one mount per controller.
     V1(v1::Mounts),
-    /// One mount for all, or a part of it that was given to us.
+    /// Version 2: a single mount, or a delegated part of it.
     V2(PathBuf),
-    /// Nothing: a cgroup is only a name, limits nothing and counts nothing.
+    /// No cgroups: a cgroup is only a name, without limits and counters.
     Absent,
 }
 
 impl Hierarchy {
-    /// Reads the mount table. Version 2 is used where it has the controllers that limits need; a version 2 mount without
-    /// them beside version 1 ("hybrid") is not.
+    /// Reads the mount table. Version 2 is used if it has the controllers for limits. A "hybrid"
+    /// version 2 mount without them, beside version 1, is not.
     pub fn detect() -> io::Result<Self> {
         Self::from_mount_table(&fs::read_to_string("/proc/self/mountinfo")?, |root| {
             fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
@@ -112,8 +113,9 @@ impl Hierarchy {
         ))
     }
 
-    /// The part of version 2's tree that an ordinary user was given, after [`Self::claim_delegated`] by this process or the one
-    /// that it comes from. Else, and on version 1, whose controllers must not be given to users, nothing.
+    /// Returns the part of version 2's tree that is delegated to an ordinary user and that this
+    /// process or its ancestor has claimed by [`Self::claim_delegated`]. Otherwise returns
+    /// `Absent`, also on version 1, whose controllers must not be given to users.
     pub fn delegated() -> io::Result<Self> {
         let (table, own) =
             (fs::read_to_string("/proc/self/mountinfo")?, fs::read_to_string("/proc/self/cgroup")?);
@@ -123,9 +125,10 @@ impl Hierarchy {
         })
     }
 
-    /// Takes possession of the cgroup that this process is in, if its user may divide it (a systemd service of the user with
-    /// `Delegate=yes`, say) and it has the controllers that limits need. One that holds processes can pass nothing on to those
-    /// below it, so this process moves to a place of its own there. Where others stay behind, all is left as it was.
+    /// Takes possession of the cgroup of this process, if its user may divide it (for example a
+    /// systemd user service with `Delegate=yes`) and it has the controllers for limits. A cgroup
+    /// with processes of its own cannot enable controllers for its children, so this process moves
+    /// to a child cgroup. If other processes remain, nothing is changed.
     pub fn claim_delegated() -> io::Result<Self> {
         let (table, own) =
             (fs::read_to_string("/proc/self/mountinfo")?, fs::read_to_string("/proc/self/cgroup")?);
@@ -152,12 +155,12 @@ impl Hierarchy {
             return Ok(Self::V2(given));
         }
         write_file(&given.join("cgroup.procs"), "0")?;
-        // Another daemon may be in it.
+        // This fails if another daemon is in it.
         let _ = fs::remove_dir(&place);
         Ok(Self::Absent)
     }
 
-    /// 1 or 2; 0 where there are none.
+    /// Returns 1 or 2, or 0 without cgroups.
     pub fn version(&self) -> u8 {
         match self {
             Self::V1(_) => 1,
@@ -166,7 +169,7 @@ impl Hierarchy {
         }
     }
 
-    /// The directories that make up the cgroup `name`, there or not.
+    /// Returns the directories of the cgroup `name`, existing or not.
     fn directories(&self, name: &str) -> Vec<PathBuf> {
         match self {
             Self::V1(mounts) => {
@@ -178,7 +181,7 @@ impl Hierarchy {
         }
     }
 
-    /// The names of the cgroups directly below `name`, in any controller.
+    /// Returns the names of the cgroups directly below `name`, of all controllers.
     pub fn children(&self, name: &str) -> io::Result<Vec<String>> {
         let mut names = std::collections::BTreeSet::new();
         for directory in self.directories(name) {
@@ -205,13 +208,13 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup `name` (relative to the hierarchy's root), whether or not it exists.
+    /// Returns the cgroup `name` (relative to the hierarchy's root), existing or not.
     pub fn named(hierarchy: &Hierarchy, name: &str) -> Self {
         Self { hierarchy: hierarchy.clone(), name: name.to_owned() }
     }
 
-    /// Makes the cgroup `name` with `limits`, and its parents without. One that exists already is taken over and its
-    /// limits are set.
+    /// Creates the cgroup `name` with `limits`, and missing parents without limits. The limits of
+    /// an existing cgroup are replaced.
     pub fn create(hierarchy: &Hierarchy, name: &str, limits: &Limits) -> io::Result<Self> {
         let cgroup = Self::named(hierarchy, name);
         match hierarchy {
@@ -222,12 +225,13 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Descriptors by which a process joins later, when it may no longer see the cgroup file system.
+    /// Opens descriptors with which a process can enter later, when it may no longer see the cgroup
+    /// file system.
     pub fn entrance(&self) -> io::Result<Entrance> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::entrance(mounts, &self.name),
@@ -236,7 +240,7 @@ impl Cgroup {
         }
     }
 
-    /// Moves a process here.
+    /// Moves a process into the cgroup.
     pub fn add(&self, pid: i32) -> io::Result<()> {
         for directory in self.hierarchy.directories(&self.name) {
             match write_file(&directory.join("cgroup.procs"), &pid.to_string()) {
@@ -247,7 +251,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Processes in this cgroup and those below it.
+    /// Returns the processes in this cgroup and those below it.
     pub fn processes(&self) -> io::Result<Vec<i32>> {
         let mut pids = std::collections::BTreeSet::new();
         let mut pending = self.hierarchy.directories(&self.name);
@@ -262,8 +266,8 @@ impl Cgroup {
         Ok(pids.into_iter().collect())
     }
 
-    /// How many of its processes were killed for want of memory, those of its children included where the kernel
-    /// counts them so.
+    /// Returns the number of processes killed for lack of memory. It includes those of child
+    /// cgroups if the kernel counts them.
     pub fn oom_kills(&self) -> io::Result<u64> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::oom_kills(mounts, &self.name),
@@ -272,7 +276,7 @@ impl Cgroup {
         }
     }
 
-    /// How often a fork failed because of the pids limit.
+    /// Returns the number of forks that failed because of the pids limit.
     pub fn pids_limit_hits(&self) -> io::Result<u64> {
         let directory = match &self.hierarchy {
             Hierarchy::V1(mounts) => mounts.pids.join(&self.name),
@@ -282,8 +286,8 @@ impl Cgroup {
         v2::keyed(&directory.join("pids.events"), "max")
     }
 
-    /// Descriptors that become ready (as exceptional, or readable) when [`Self::oom_kills`] may have changed, and on
-    /// version 2 [`Self::pids_limit_hits`], too.
+    /// Returns descriptors that become ready (exceptional or readable) when [`Self::oom_kills`] may
+    /// have changed, and on version 2 also [`Self::pids_limit_hits`].
     pub fn watch(&self) -> io::Result<Vec<Watch>> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::watch(mounts, &self.name),
@@ -292,7 +296,7 @@ impl Cgroup {
         }
     }
 
-    /// Stops every process here and below where it is.
+    /// Freezes every process in this cgroup and below.
     pub fn freeze(&self) -> io::Result<()> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, true),
@@ -301,7 +305,7 @@ impl Cgroup {
         }
     }
 
-    /// Lets them go on.
+    /// Thaws the processes.
     pub fn thaw(&self) -> io::Result<()> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, false),
@@ -310,8 +314,9 @@ impl Cgroup {
         }
     }
 
-    /// Sends `SIGKILL` to every process here and below. Repeat until [`Self::processes`] is empty: on version 1 a
-    /// process may fork between the look and the blow.
+    /// Sends `SIGKILL` to every process in this cgroup and below. Repeat it until
+    /// [`Self::processes`] is empty: on version 1 a process may fork between the listing and the
+    /// signal.
     pub fn kill_all(&self) -> io::Result<()> {
         if let Hierarchy::V2(root) = &self.hierarchy {
             match write_file(&root.join(&self.name).join("cgroup.kill"), "1") {
@@ -320,8 +325,8 @@ impl Cgroup {
             }
         }
         for pid in self.processes()? {
-            // The descriptor pins the process, and a second look at its cgroup would still race with a new process of
-            // the same number, so membership is checked after opening and before the signal.
+            // Check the membership after the process is pinned and before the signal is sent: the
+            // number may have been reused.
             let Ok(pidfd) = crate::process::open_pidfd(pid) else { continue };
             if self.contains(pid) {
                 let _ = crate::process::send_signal(pidfd.as_fd(), libc::SIGKILL);
@@ -339,7 +344,7 @@ impl Cgroup {
         })
     }
 
-    /// Processor time used so far, in nanoseconds.
+    /// Returns the processor time used so far, in nanoseconds.
     pub fn processor_nanoseconds(&self) -> io::Result<u64> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::processor_nanoseconds(mounts, &self.name),
@@ -348,7 +353,7 @@ impl Cgroup {
         }
     }
 
-    /// What it uses.
+    /// Returns the resource usage.
     pub fn stats(&self) -> io::Result<Stats> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::stats(mounts, &self.name),
@@ -357,7 +362,8 @@ impl Cgroup {
         }
     }
 
-    /// Removes it and everything below it. `ResourceBusy` while processes are in it; one that is gone is no error.
+    /// Removes the cgroup and everything below it. Fails with `ResourceBusy` while it contains
+    /// processes. A missing cgroup is no error.
     pub fn remove(&self) -> io::Result<()> {
         for directory in self.hierarchy.directories(&self.name) {
             remove_tree(&directory)?;
@@ -366,32 +372,32 @@ impl Cgroup {
     }
 }
 
-/// A way into a cgroup.
+/// Descriptors with which a process enters a cgroup.
 #[derive(Debug)]
 pub struct Entrance {
     /// The directory on version 2, for `CLONE_INTO_CGROUP`.
     directory: Option<OwnedFd>,
-    /// Files that a process writes `0` to in order to move itself.
+    /// The files to which a process writes `0` to move itself.
     files: Vec<OwnedFd>,
 }
 
 impl Entrance {
-    /// The directory that a process can be cloned into (version 2 only).
+    /// Returns the directory that a process can be cloned into (version 2 only).
     pub fn clone_into(&self) -> Option<BorrowedFd<'_>> {
         self.directory.as_ref().map(AsFd::as_fd)
     }
 
-    /// What [`Self::enter`] writes to, for a process that is to do so.
+    /// Returns the files that [`Self::enter`] writes to, to pass them to another process.
     pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.files.iter().map(AsFd::as_fd)
     }
 
-    /// The same way in, in another process.
+    /// Builds an entrance from the files of another process.
     pub fn from_files(files: Vec<OwnedFd>) -> Self {
         Self { directory: None, files }
     }
 
-    /// Moves the calling, single-threaded process in.
+    /// Moves the calling process in. It must be single-threaded.
     pub fn enter(&self) -> io::Result<()> {
         for file in &self.files {
             rustix::io::write(file, b"0")?;
@@ -400,28 +406,29 @@ impl Entrance {
     }
 }
 
-/// Something to wait on.
+/// A descriptor to wait on.
 #[derive(Debug)]
 pub struct Watch {
     /// The descriptor.
     pub descriptor: OwnedFd,
-    /// Whether it reports as exceptional (`POLLPRI`) and must be read from its start, or as readable.
+    /// True if it reports as exceptional (`POLLPRI`) and must be read from its start. False if it
+    /// becomes readable.
     pub exceptional: bool,
 }
 
-/// Where the daemon of an ordinary user moves, in the cgroup that was given to that user.
+/// The child cgroup that the daemon of an ordinary user moves to.
 const DAEMON_PLACE: &str = "warren-daemon";
 
-/// The cgroup that a process is in.
+/// The cgroup of a process.
 #[derive(Debug, PartialEq, Eq)]
 struct OwnCgroup {
-    /// The one that was given to its user: that cgroup, or the one above the daemon's place.
+    /// The cgroup that is delegated to its user: its own, or the parent of the daemon's.
     given: PathBuf,
-    /// Whether it is in the daemon's place.
+    /// True if the process is in the daemon's cgroup.
     is_claimed: bool,
 }
 
-/// By the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+/// Parses `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn own_cgroup(table: &str, own: &str) -> Option<OwnCgroup> {
     let path = Path::new(own.lines().find_map(|line| line.strip_prefix("0::/"))?);
     let is_claimed = path.file_name().is_some_and(|name| name == DAEMON_PLACE);
@@ -429,7 +436,7 @@ fn own_cgroup(table: &str, own: &str) -> Option<OwnCgroup> {
     let mount_point = table.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ');
-        // Only where the whole tree is in sight do names in it mean what they mean to the kernel.
+        // If only a part of the tree is mounted, the names do not match the kernel's.
         let (root, place) = (left.nth(3)?, left.next()?);
         (root == "/" && right.starts_with("cgroup2 ")).then(|| PathBuf::from(place))
     })?;
@@ -441,7 +448,7 @@ fn without_cgroups() -> io::Error {
 }
 
 fn write_file(path: &Path, text: &str) -> io::Result<()> {
-    // Without O_CREAT and O_TRUNC: these files exist or the controller does not.
+    // Neither create nor truncate: the file exists, or the controller does not.
     let opened = fs::OpenOptions::new().write(true).open(path);
     opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
         io::Error::new(error.kind(), format!("write `{text}` to {}: {error}", path.display()))
@@ -491,7 +498,7 @@ fn subdirectories(directory: &Path) -> io::Result<Vec<PathBuf>> {
 fn remove_tree(directory: &Path) -> io::Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if is_gone(&error) => return Ok(()),
-        // Busy means processes or children. Children are ours to remove.
+        // Busy means processes or children. Remove the children.
         Err(error) if error.kind() != io::ErrorKind::ResourceBusy => return Err(error),
         Err(_) => {}
         Ok(()) => return Ok(()),
@@ -505,7 +512,7 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// A cgroup that is removed while one of its files is open answers ENODEV from then on.
+/// Returns true for errors of removed cgroups: an open file of one returns ENODEV.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }

@@ -1,3 +1,5 @@
+//! Tests of cgroups.
+
 use super::*;
 
 const HYBRID: &str = "\
@@ -14,7 +16,8 @@ const HYBRID: &str = "\
 fn a_version_2_mount_counts_only_with_controllers() {
     let hybrid = Hierarchy::from_mount_table(HYBRID, |_| String::new()).unwrap();
     assert_eq!(hybrid.version(), 1);
-    // cpu and cpuacct share a mount and are one directory. What others may have made is looked for, too.
+    // cpu and cpuacct share a mount and a directory. Hierarchies that only other programs use are
+    // listed too.
     let directories = hybrid.directories("x");
     assert_eq!(directories.len(), 6, "{directories:?}");
     assert_eq!(directories[4..], ["/sys/fs/cgroup/devices/x", "/sys/fs/cgroup/unified/x"].map(PathBuf::from));
@@ -49,7 +52,7 @@ fn an_ordinary_users_part_is_the_cgroup_it_is_in() {
     assert_eq!(found(own), given(false));
     assert_eq!(found(&format!("{own}/warren-daemon\n")), given(true));
     assert_eq!(found("1:name=systemd:/x\n"), None);
-    // Part of a tree, as in a container: the name leads elsewhere there.
+    // Only part of the tree is mounted, as in a container, where the name means another cgroup.
     assert_eq!(own_cgroup(&table.replace(" / /sys", " /part /sys"), own), None);
 }
 

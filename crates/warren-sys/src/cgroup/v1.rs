@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Entrance, Limits, Stats, Watch, make_directories, read_number, write_file};
 
-/// Where the controllers that we use are mounted. Several may share one mount.
+/// The mounts of the controllers that we use. Several may share one mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mounts {
     pub(super) memory: PathBuf,
@@ -15,7 +15,7 @@ pub struct Mounts {
     pub(super) cpuacct: PathBuf,
     pub(super) pids: PathBuf,
     pub(super) freezer: PathBuf,
-    /// Other hierarchies. We make nothing there; a runtime that was told one of our names does.
+    /// Other hierarchies. We create nothing there, but a runtime that uses one of our names does.
     pub(super) others: Vec<PathBuf>,
 }
 
@@ -32,7 +32,7 @@ impl Mounts {
                 _ => continue,
             };
             is_ours = true;
-            // The same hierarchy may be mounted twice; the first is as good as the second.
+            // If a hierarchy is mounted twice, either mount will do.
             if place.as_os_str().is_empty() {
                 *place = mount_point.to_owned();
             }
@@ -52,7 +52,7 @@ impl Mounts {
             .all(|path| !path.as_os_str().is_empty())
     }
 
-    /// Every mount of ours once.
+    /// Returns each of our mounts once.
     pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
         let all = [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer];
         (0..all.len())
@@ -68,8 +68,9 @@ pub(super) fn create(mounts: &Mounts, name: &str, limits: &Limits) -> io::Result
     if let Some(bytes) = limits.memory_bytes {
         let directory = mounts.memory.join(name);
         let text = bytes.to_string();
-        // The limit on memory plus swap may not be below that on memory, so lowering and raising want opposite orders.
-        // A fresh cgroup has neither limit: memory first is right; an old one that is raised gets a second try.
+        // The limit on memory plus swap must never be below that on memory, so lowering and raising
+        // need opposite orders. For a new cgroup memory first is right. An old one that is raised
+        // gets a second attempt.
         let plain = directory.join("memory.limit_in_bytes");
         let with_swap = directory.join("memory.memsw.limit_in_bytes");
         let has_swap_limit = with_swap.exists();
@@ -85,7 +86,7 @@ pub(super) fn create(mounts: &Mounts, name: &str, limits: &Limits) -> io::Result
     if let Some(cpu) = limits.cpu {
         let directory = mounts.cpu.join(name);
         let period = directory.join("cpu.cfs_period_us");
-        // Each write has the kernel go through all cgroups there are, also one that changes nothing.
+        // Skip a write without a change: for each write the kernel visits all cgroups.
         if read_number(&period)? != cpu.period {
             write_file(&period, &cpu.period.to_string())?;
         }
@@ -101,8 +102,8 @@ pub(super) fn create(mounts: &Mounts, name: &str, limits: &Limits) -> io::Result
 }
 
 pub(super) fn entrance(mounts: &Mounts, name: &str) -> io::Result<Entrance> {
-    // A thread that moves itself through `tasks` skips the lock that every fork and exit on the machine takes, which
-    // `cgroup.procs` has to wait a grace period for: microseconds against milliseconds.
+    // A thread that moves itself through `tasks` avoids the lock of every fork and exit, for which
+    // `cgroup.procs` waits a grace period: microseconds against milliseconds.
     let files = mounts
         .roots()
         .map(|root| fs::OpenOptions::new().write(true).open(root.join(name).join("tasks")).map(OwnedFd::from))
@@ -125,7 +126,7 @@ pub(super) fn watch(mounts: &Mounts, name: &str) -> io::Result<Vec<Watch>> {
         &directory.join("cgroup.event_control"),
         &format!("{} {}", event.as_raw_fd(), control.as_fd().as_raw_fd()),
     )?;
-    // The kernel counts in `pids.events` here, but wakes nobody who waits for it.
+    // `pids.events` has a count here, but the kernel does not notify readers.
     Ok(vec![Watch { descriptor: event, exceptional: false }])
 }
 

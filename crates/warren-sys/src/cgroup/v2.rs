@@ -9,12 +9,12 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{Entrance, Limits, Stats, Watch, read_number, write_file};
 
-/// What limits and counts containers.
+/// The controllers that limit and measure containers.
 pub(super) const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()> {
-    // A controller reaches a cgroup only if every ancestor passes it on. Asking again for what is on is free, so
-    // nothing is read first; a cgroup that exists already has it from its parent.
+    // A controller reaches a cgroup only if every ancestor enables it. Enabling it again costs
+    // nothing, so do not read first. An existing cgroup already has it.
     if !root.join(name).join("memory.max").exists() {
         let mut ancestor = root.to_owned();
         for part in Path::new(name).components() {
@@ -30,7 +30,7 @@ pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()>
     if let Some(bytes) = limits.memory_bytes {
         write_file(&directory.join("memory.max"), &bytes.to_string())?;
         match write_file(&directory.join("memory.swap.max"), "0") {
-            // A kernel without swap accounting has no such file.
+            // A kernel without swap accounting lacks this file.
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -53,7 +53,7 @@ pub(super) fn pass_on_controllers(directory: &Path) -> io::Result<()> {
         .map_err(|error| io::Error::new(error.kind(), explain_refusal(directory, &error)))
 }
 
-/// The kernel's one word for several situations, each with a way out of its own.
+/// Explains an error that the kernel uses for several situations, each with its own solution.
 fn explain_refusal(directory: &Path, error: &io::Error) -> String {
     let name = directory.display();
     let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
@@ -63,7 +63,7 @@ fn explain_refusal(directory: &Path, error: &io::Error) -> String {
     if !missing.is_empty() {
         return format!("the cgroup {name} was not given the controllers {}", missing.join(", "));
     }
-    // Not so for the machine's own root, which has no such file.
+    // The machine's root cgroup is exempt; it lacks this file.
     if directory.join("cgroup.type").exists() && !read("cgroup.procs").trim().is_empty() {
         return format!(
             "the cgroup {name} holds processes itself, and then the kernel lets it pass no controllers on: move \
@@ -73,7 +73,7 @@ fn explain_refusal(directory: &Path, error: &io::Error) -> String {
     error.to_string()
 }
 
-/// The kubelet's formula: 2–262144 onto 1–10000.
+/// Converts by the kubelet's formula: 2–262144 to 1–10000.
 pub(super) fn weight_from_shares(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
@@ -112,7 +112,7 @@ pub(super) fn stats(directory: &Path) -> io::Result<Stats> {
     })
 }
 
-/// The number after `key` in a file of `key number` lines; 0 if the key is not there.
+/// Returns the number after `key` in a file of `key number` lines, or 0 if the key is missing.
 pub(super) fn keyed(path: &Path, key: &str) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     Ok(text

@@ -1,4 +1,4 @@
-//! Network devices, their addresses, and routes, as far as a network of containers needs them.
+//! Network devices, addresses and routes.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -26,40 +26,40 @@ const VETH_PEER: u16 = 1;
 const LINK_FIXED: usize = 16;
 const ROUTE_FIXED: usize = 12;
 
-/// A device's hardware address.
+/// The hardware address of a device.
 pub type HardwareAddress = [u8; 6];
 
-/// Two connected devices, one here and one in another network namespace, both down.
+/// Two connected devices, one here and one in another network namespace. Both are down.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
-    /// The name of the end here, at most 15 bytes.
+    /// The name of the local end, at most 15 bytes.
     pub name: &'a str,
-    /// Its hardware address.
+    /// The hardware address of the local end.
     pub hardware: HardwareAddress,
-    /// The name of the end there.
+    /// The name of the remote end.
     pub peer_name: &'a str,
-    /// Its hardware address.
+    /// The hardware address of the remote end.
     pub peer_hardware: HardwareAddress,
-    /// Where "there" is.
+    /// The namespace of the remote end.
     pub namespace: BorrowedFd<'a>,
 }
 
-/// Where packets for some addresses go.
+/// A route.
 #[derive(Debug, Clone, Copy)]
 pub struct Route {
-    /// The addresses.
+    /// The destination.
     pub destination: Ipv4Addr,
-    /// How many leading bits of them count.
+    /// The prefix length of the destination.
     pub prefix: u8,
-    /// Through which device.
+    /// The number of the device.
     pub device: u32,
-    /// To which neighbour; `None`: they are neighbours themselves.
+    /// The next hop. `None` if the destinations are neighbours.
     pub gateway: Option<Ipv4Addr>,
-    /// The address that this machine uses towards them.
+    /// The source address of this machine's packets on this route.
     pub source: Option<Ipv4Addr>,
 }
 
-/// `struct ifinfomsg` of a device that is to be up.
+/// Builds the `struct ifinfomsg` that brings a device up.
 fn link_up() -> [u8; LINK_FIXED] {
     let mut fixed = [0; LINK_FIXED];
     let up = (libc::IFF_UP as u32).to_ne_bytes();
@@ -68,14 +68,15 @@ fn link_up() -> [u8; LINK_FIXED] {
     fixed
 }
 
-/// The number of a device in this network namespace.
+/// Returns the number of a device in this network namespace.
 pub fn index(name: &str) -> io::Result<u32> {
     let socket = Netlink::route()?;
     Ok(rustix::net::netdevice::name_to_index(socket.as_fd(), name)?)
 }
 
 impl Netlink {
-    /// Makes a bridge without ports, and has it up. Fails with `AlreadyExists` if there is a device of that name.
+    /// Makes a bridge without ports and brings it up. Fails with `AlreadyExists` if a device has
+    /// that name.
     pub fn add_bridge(&mut self, name: &str) -> io::Result<()> {
         let mut message = Message::new(NEW_LINK, flags::CREATE | flags::EXCLUSIVE, &link_up());
         message.text(LINK_NAME, name).nested(LINK_INFO, |info| {
@@ -84,7 +85,7 @@ impl Netlink {
         self.request(&[message])
     }
 
-    /// Makes a pair of devices. Fails with `AlreadyExists` if there is a device of that name.
+    /// Makes a pair of devices. Fails with `AlreadyExists` if a device has that name.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
         let namespace = u32::try_from(veth.namespace.as_raw_fd()).unwrap_or_default();
         let mut message = Message::new(NEW_LINK, flags::CREATE | flags::EXCLUSIVE, &[0; LINK_FIXED]);
@@ -101,14 +102,14 @@ impl Netlink {
         self.request(&[message])
     }
 
-    /// Removes a device; both, of a pair.
+    /// Removes a device. For a pair, removes both.
     pub fn delete_link(&mut self, name: &str) -> io::Result<()> {
         let mut message = Message::new(DELETE_LINK, 0, &[0; LINK_FIXED]);
         message.text(LINK_NAME, name);
         self.request(&[message])
     }
 
-    /// All devices, by number and name.
+    /// Returns the number and name of every device.
     pub fn links(&mut self) -> io::Result<Vec<(u32, String)>> {
         let links = self.dump(&Message::new(GET_LINK, 0, &[0; LINK_FIXED]))?;
         let names = links.iter().filter(|link| link.kind == NEW_LINK).filter_map(|link| {
@@ -120,8 +121,8 @@ impl Netlink {
         Ok(names.collect())
     }
 
-    /// The destinations of all routes of IP version 4 with the device they lead through, as (address, prefix, device). The
-    /// default route has the prefix 0.
+    /// Returns the destinations of all IPv4 routes with their devices, as (address, prefix,
+    /// device). The prefix of the default route is 0.
     pub fn routes(&mut self) -> io::Result<Vec<(Ipv4Addr, u8, u32)>> {
         const DESTINATION: u16 = 1;
         const DEVICE: u16 = 4;
@@ -138,14 +139,14 @@ impl Netlink {
         Ok(found.collect())
     }
 
-    /// Carries out several settings with one message.
+    /// Applies several settings with one message.
     pub fn apply(&mut self, settings: &[Setting]) -> io::Result<()> {
         let messages: Vec<Message> = settings.iter().map(Setting::message).collect();
         self.request(&messages)
     }
 }
 
-/// One thing to set; all may be repeated.
+/// One setting. All of them are idempotent.
 #[derive(Debug, Clone, Copy)]
 pub enum Setting {
     /// Brings a device up.
@@ -153,28 +154,29 @@ pub enum Setting {
         /// The device.
         device: u32,
     },
-    /// Gives a device an address.
+    /// Adds an address to a device.
     Address {
         /// The device.
         device: u32,
         /// The address.
         address: Ipv4Addr,
-        /// How many leading bits it has in common with its neighbours.
+        /// The prefix length.
         prefix: u8,
     },
-    /// Lets packets that come in through a device be sent on to others.
+    /// Allows forwarding of packets that arrive through a device.
     Forward {
         /// The device.
         device: u32,
     },
-    /// Gives a device no address of IP version 6 when it comes up. Fails with `EAFNOSUPPORT` where there is none of that.
+    /// Keeps a device from getting an IPv6 address when it comes up. Fails with `EAFNOSUPPORT`
+    /// without IPv6.
     NoVersion6Address {
         /// The device.
         device: u32,
     },
     /// Adds a route.
     Route(Route),
-    /// Says what a neighbour's hardware address is, so that nobody asks.
+    /// Sets a neighbour's hardware address, so that no address resolution is needed.
     Neighbour {
         /// The device.
         device: u32,
@@ -235,7 +237,7 @@ impl Setting {
     }
 }
 
-/// What is set of a device for one family of addresses.
+/// Builds settings of a device for one address family.
 fn of_family(device: u32, family: i32, fill: impl FnOnce(&mut Message)) -> Message {
     let mut fixed = [0; LINK_FIXED];
     fixed[4..8].copy_from_slice(&device.to_ne_bytes());
@@ -253,7 +255,7 @@ impl Route {
         const GATEWAY: u16 = 5;
         const SOURCE: u16 = 7;
         const MAIN_TABLE: u8 = 254;
-        /// Made by an administrator, not by the kernel.
+        /// The route's origin: an administrator, not the kernel.
         const STATIC: u8 = 4;
         const SCOPE_UNIVERSE: u8 = 0;
         const SCOPE_LINK: u8 = 253;

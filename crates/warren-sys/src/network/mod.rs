@@ -1,5 +1,6 @@
-//! The machine's network, by netlink: devices, addresses and routes ([`link`]), and packet rules ([`nftables`]). What
-//! other programs do by `ip` and `nft` is done here by the same messages to the kernel, so nothing has to be installed.
+//! The machine's network by netlink: devices, addresses and routes ([`link`]), and packet rules
+//! ([`nftables`]). The messages to the kernel are those of `ip` and `nft`, so neither has to be
+//! installed.
 
 pub mod link;
 pub mod netlink;

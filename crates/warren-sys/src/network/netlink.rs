@@ -1,7 +1,7 @@
-//! Netlink: messages to the kernel's network code, and what it answers.
+//! Netlink: requests to the kernel's network code, and its answers.
 //!
-//! A message is a header, a fixed part that depends on its kind, and attributes (type, length, value) that may nest. All
-//! numbers are the machine's own, except where a kind says otherwise.
+//! A message is a header, a fixed part that depends on its kind, and attributes (type, length,
+//! value) that may nest. Numbers are in the machine's byte order unless a kind says otherwise.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,41 +12,41 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const HEADER: usize = 16;
 const ALIGNMENT: usize = 4;
-/// The kernel's own answers are at most this long: a page for one message, and up to 32 KiB for a list.
+/// The maximum length of the kernel's answers: a page for one message, and up to 32 KiB for a list.
 const LONGEST_ANSWER: usize = 64 << 10;
 
 const DONE: u16 = 3;
 const ERROR: u16 = 2;
-/// Attribute types carry two flags in their upper bits.
+/// Attribute types have two flags in their upper bits.
 const NESTED: u16 = 1 << 15;
 const TYPE_MASK: u16 = 0x3fff;
 
 /// Flags of a message's header.
 pub mod flags {
-    /// A request; every message from us has it.
+    /// This is a request. Set on all our messages.
     pub const REQUEST: u16 = 0x1;
-    /// Answer also when it went well.
+    /// Answer on success too.
     pub const ACK: u16 = 0x4;
-    /// Make it if it is not there.
+    /// Create it if it does not exist.
     pub const CREATE: u16 = 0x400;
-    /// Fail if it is there.
+    /// Fail if it exists.
     pub const EXCLUSIVE: u16 = 0x200;
-    /// Take the place of the one that is there.
+    /// Replace the existing one.
     pub const REPLACE: u16 = 0x100;
-    /// After the others instead of before.
+    /// Add behind the others instead of in front.
     pub const APPEND: u16 = 0x800;
-    /// Everything there is.
+    /// List all.
     pub const DUMP: u16 = 0x300;
 }
 
-/// One message being written.
+/// A message that is being built.
 #[derive(Debug, Clone)]
 pub struct Message {
     bytes: Vec<u8>,
 }
 
 impl Message {
-    /// A message of a kind, with the fixed part that belongs to it.
+    /// Starts a message of a kind, with its fixed part.
     pub fn new(kind: u16, flags: u16, fixed: &[u8]) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -56,7 +56,7 @@ impl Message {
         Self { bytes }
     }
 
-    /// An attribute with bytes.
+    /// Adds an attribute with bytes.
     pub fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         let start = self.begin(kind);
         self.bytes.extend_from_slice(value);
@@ -64,7 +64,7 @@ impl Message {
         self
     }
 
-    /// An attribute with a text that ends in a zero.
+    /// Adds an attribute with a zero-terminated text.
     pub fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         let start = self.begin(kind);
         self.bytes.extend_from_slice(value.as_bytes());
@@ -73,17 +73,17 @@ impl Message {
         self
     }
 
-    /// An attribute with a number in the machine's order.
+    /// Adds an attribute with a number in the machine's byte order.
     pub fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// An attribute with a number in the network's order.
+    /// Adds an attribute with a number in network byte order.
     pub fn big_endian(&mut self, kind: u16, value: u32) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// An attribute that holds others, and perhaps a fixed part before them.
+    /// Adds an attribute that contains others, and optionally a fixed part before them.
     pub fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
         let start = self.begin(kind | NESTED);
         fill(self);
@@ -91,19 +91,20 @@ impl Message {
         self
     }
 
-    /// Bytes without a header of their own: the fixed part of what is nested.
+    /// Adds bytes without a header: the fixed part of a nested attribute.
     pub fn raw(&mut self, value: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(value);
         pad(&mut self.bytes);
         self
     }
 
-    /// How long it is so far. An attribute ends at 64 KiB, so whoever writes lists has to look.
+    /// Returns the current length. An attribute is limited to 64 KiB, so builders of lists must
+    /// check.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was written: never, a message has a header.
+    /// Returns false: a message always has a header.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -136,10 +137,10 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
 }
 
-/// What the kernel sent: its kind and everything after the header.
+/// A message of the kernel.
 #[derive(Debug, Clone)]
 pub struct Received {
-    /// The message's kind.
+    /// The kind of the message.
     pub kind: u16,
     sequence: u32,
     /// The fixed part and the attributes.
@@ -147,7 +148,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// The attribute of a kind after a fixed part of `fixed` bytes.
+    /// Returns the attribute of a kind, after a fixed part of `fixed` bytes.
     pub fn attribute(&self, fixed: usize, kind: u16) -> Option<&[u8]> {
         let mut rest = self.body.get(fixed.next_multiple_of(ALIGNMENT)..)?;
         while rest.len() >= 4 {
@@ -163,7 +164,8 @@ impl Received {
     }
 }
 
-/// A socket to one part of the kernel's network code, in the network namespace that its maker was in.
+/// A socket to one part of the kernel's network code. It belongs to the network namespace of its
+/// creator.
 #[derive(Debug)]
 pub struct Netlink {
     socket: OwnedFd,
@@ -177,18 +179,18 @@ impl AsFd for Netlink {
 }
 
 impl Netlink {
-    /// Devices, addresses, routes.
+    /// Opens a socket for devices, addresses and routes.
     pub fn route() -> io::Result<Self> {
-        // Protocol 0 of the family is the one for routes.
+        // Routes are protocol 0 of the family.
         Self::open(None)
     }
 
-    /// Packet rules.
+    /// Opens a socket for packet rules.
     pub fn netfilter() -> io::Result<Self> {
         Self::open(Some(netlink::NETFILTER))
     }
 
-    /// Sockets.
+    /// Opens a socket for information about sockets.
     pub fn sockets() -> io::Result<Self> {
         Self::open(Some(netlink::SOCK_DIAG))
     }
@@ -204,8 +206,8 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends messages together and waits until each was carried out; the error is the first one. Those after it are
-    /// carried out all the same.
+    /// Sends messages together and waits for all answers. Returns the first error. Later messages
+    /// are executed even after an error.
     pub fn request(&mut self, messages: &[Message]) -> io::Result<()> {
         let first = self.sequence + 1;
         let mut packet = Vec::new();
@@ -227,15 +229,16 @@ impl Netlink {
         outcome
     }
 
-    /// Sends messages of which all or none are to be carried out, between the marks `begin` and `end` of such a batch.
+    /// Sends messages as a transaction, of which all or none are executed. `begin` and `end` mark
+    /// its borders.
     pub fn transaction(&mut self, begin: &Message, messages: &[Message], end: &Message) -> io::Result<()> {
         let mut packet = Vec::new();
         self.sequence += 1;
         begin.finish(self.sequence, 0, &mut packet);
         for (index, message) in messages.iter().enumerate() {
             self.sequence += 1;
-            // Errors come for any message; that all went well is told once, by the last, when the whole is in force. An
-            // answer for each would not fit in the socket's buffer.
+            // The kernel reports errors of any message, but success only once, by the last message.
+            // An answer for each would not fit into the socket's buffer.
             let flags = if index + 1 == messages.len() { flags::ACK } else { 0 };
             message.finish(self.sequence, flags, &mut packet);
         }
@@ -253,7 +256,7 @@ impl Netlink {
         }
     }
 
-    /// Asks for everything of a kind.
+    /// Requests all objects of a kind.
     pub fn dump(&mut self, message: &Message) -> io::Result<Vec<Received>> {
         self.sequence += 1;
         let mut packet = Vec::new();
@@ -271,7 +274,7 @@ impl Netlink {
         }
     }
 
-    /// Asks for one thing; that there is no such thing is an error.
+    /// Requests one object. If it does not exist, that is an error.
     pub fn ask(&mut self, message: &Message) -> io::Result<Received> {
         self.sequence += 1;
         let mut packet = Vec::new();
@@ -293,7 +296,8 @@ impl Netlink {
     }
 
     fn receive(&self) -> io::Result<Vec<Received>> {
-        // Not zeroed: most answers are short, and in a process that has just been forked each page that is touched is copied or made.
+        // The buffer is not zeroed: most answers are short, and in a freshly forked process each
+        // touched page must be copied or allocated.
         let mut buffer = Vec::with_capacity(LONGEST_ANSWER);
         loop {
             match rustix::net::recv(&self.socket, spare_capacity(&mut buffer), RecvFlags::empty()) {
@@ -320,7 +324,7 @@ impl Netlink {
     }
 }
 
-/// An acknowledgement is an error with the number 0.
+/// Returns the error of an answer. An acknowledgement is an error with the number 0.
 fn error_of(answer: &Received) -> io::Result<()> {
     let bytes = answer.body.get(..4).ok_or(io::ErrorKind::InvalidData)?;
     match i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {

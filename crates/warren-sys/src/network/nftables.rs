@@ -1,12 +1,11 @@
-//! Packet rules (nftables): a whole table at a time, which takes the place of the one of that name in one step. No packet
-//! ever meets half of it.
+//! Packet rules (nftables). A whole table is replaced atomically, so no packet meets a partial one.
 
 use std::io;
 use std::net::Ipv4Addr;
 
 use super::netlink::{Message, Netlink, flags};
 
-/// Rules for IP of both versions.
+/// The family of rules for both IP versions.
 const FAMILY_INET: u8 = 1;
 const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
@@ -19,111 +18,114 @@ const NEW_RULE: u16 = 6;
 const NEW_SET: u16 = 9;
 const NEW_ELEMENTS: u16 = 12;
 
-/// An attribute holds less than 64 KiB; an interval takes 44 bytes of it.
+/// The number of intervals per message. An attribute holds less than 64 KiB, and an interval takes
+/// 44 bytes.
 const INTERVALS_PER_MESSAGE: usize = 1000;
 /// Enough for some ten thousand intervals. The usual buffer holds 200 KiB.
 const SEND_BUFFER: usize = 8 << 20;
 
-/// A table: everything of one owner.
+/// A table: all rules of one owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its name.
     pub name: String,
-    /// Sets of addresses that rules name.
+    /// The sets of addresses that rules refer to.
     pub sets: Vec<Set>,
-    /// Chains; one that is jumped to comes before the one that jumps.
+    /// The chains. The target of a jump must come before its source.
     pub chains: Vec<Chain>,
 }
 
 /// A set of addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Set {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: String,
-    /// From the first to the second, both included; in order and without touching each other.
+    /// Pairs of first and last address, both included. They are sorted and do not touch each other.
     pub intervals: Vec<(Ipv4Addr, Ipv4Addr)>,
 }
 
-/// Rules that are tried one after the other. At the end, a packet goes on as if there were none.
+/// A chain of rules that are tried in order. A packet that reaches the end continues as if there
+/// were none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: String,
-    /// Where packets come in; `None`: by a jump.
+    /// The hook through which packets arrive. `None` if only by jumps.
     pub hook: Option<Hook>,
-    /// In this order.
+    /// The rules in order.
     pub rules: Vec<Rule>,
 }
 
-/// Where the kernel hands packets to a chain.
+/// The point at which the kernel passes packets to a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
-    /// As they arrive, before anything else.
+    /// On arrival, before anything else.
     Arrival,
-    /// On their way into this machine.
+    /// Before delivery to this machine.
     Input,
-    /// On their way through this machine.
+    /// While being forwarded.
     Forward,
-    /// As they leave, where their source may be changed.
+    /// Before sending, where the source may be changed.
     SourceNat,
 }
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// All of them must hold.
+    /// The conditions, all of which must hold.
     pub matches: Vec<Match>,
-    /// What then becomes of the packet.
+    /// The effect on a matching packet.
     pub verdict: Verdict,
 }
 
-/// Something that is true of a packet or not.
+/// A condition on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
-    /// It came through a device whose name begins so.
+    /// It arrived through a device with this name prefix.
     FromDevices(String),
-    /// It leaves through a device whose name begins so.
+    /// It leaves through a device with this name prefix.
     ToDevices(String),
-    /// It leaves through another device.
+    /// It leaves through a device without this name prefix.
     NotToDevices(String),
-    /// IP version 4.
+    /// It is IPv4.
     Version4,
-    /// Anything else.
+    /// It is not IPv4.
     NotVersion4,
-    /// It belongs to a connection that was let through before.
+    /// It belongs to a connection that was accepted before.
     Established,
-    /// An answer to its sender would not leave through the device that it came from: the sender is not who it says.
+    /// An answer would not leave through the device that it came from: the source address is
+    /// forged.
     WrongSource,
-    /// Its sender is in a set.
+    /// Its source is in a set.
     SourceIn(String),
-    /// Its receiver is in a set.
+    /// Its destination is in a set.
     DestinationIn(String),
-    /// Its receiver.
+    /// Its destination is this address.
     Destination(Ipv4Addr),
-    /// TCP, UDP, …, by number.
+    /// Its protocol (TCP, UDP, …) has this number.
     Protocol(u8),
-    /// A port of its receiver, from the first to the second.
+    /// Its destination port is in this range, both ends included.
     Ports(u16, u16),
 }
 
-/// What becomes of a packet.
+/// The effect on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Let through.
+    /// Accepts it.
     Accept,
-    /// Dropped without a word.
+    /// Drops it silently.
     Drop,
-    /// Dropped, and its sender is told that it is forbidden.
+    /// Drops it and tells the sender that it is forbidden.
     Reject,
-    /// Back to the chain that jumped here.
+    /// Returns to the chain that jumped here.
     Return,
-    /// On to another chain, and back at its end.
+    /// Continues with another chain, and returns at its end.
     Jump(String),
-    /// Sent as if from this machine.
+    /// Sends it with this machine's address as the source.
     Masquerade,
 }
 
-/// Puts a table in force, in place of the one of that name.
+/// Puts a table in force and replaces the one of that name.
 pub fn replace(table: &Table) -> io::Result<()> {
     let mut messages = removal(&table.name);
     messages.push(table_message(NEW_TABLE, flags::CREATE, &table.name));
@@ -137,12 +139,13 @@ pub fn replace(table: &Table) -> io::Result<()> {
     commit(&messages)
 }
 
-/// Removes a table if it is there.
+/// Removes a table if it exists.
 pub fn remove(name: &str) -> io::Result<()> {
     commit(&removal(name))
 }
 
-/// To delete what may not be there, it is made first: older kernels have no other way that is no error.
+/// Builds the removal of a table that may not exist. It is created first, because older kernels
+/// have no other way without an error.
 fn removal(name: &str) -> Vec<Message> {
     vec![table_message(NEW_TABLE, flags::CREATE, name), table_message(DELETE_TABLE, 0, name)]
 }
@@ -154,7 +157,7 @@ fn commit(messages: &[Message]) -> io::Result<()> {
         Message::new(kind, 0, &fixed)
     };
     let mut netlink = Netlink::netfilter()?;
-    // A small table fits without.
+    // If this fails, small tables still fit.
     let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&netlink, SEND_BUFFER);
     netlink.transaction(&mark(BATCH_BEGIN), messages, &mark(BATCH_END))
 }
@@ -182,7 +185,8 @@ fn chain_message(table: &str, chain: &Chain) -> Message {
     message.text(TABLE, table).text(NAME, &chain.name);
     if let Some(hook) = chain.hook {
         let (number, priority, kind) = match hook {
-            // Before connections are tracked: a forged packet never becomes part of one.
+            // Run before connection tracking, so that a forged packet never becomes part of a
+            // connection.
             Hook::Arrival => (0, -300, "filter"),
             Hook::Input => (1, 0, "filter"),
             Hook::Forward => (2, 0, "filter"),
@@ -204,7 +208,7 @@ fn set_messages(table: &str, set: &Set, number: u32) -> Vec<Message> {
     const KEY_LENGTH: u16 = 5;
     const ID: u16 = 10;
     const INTERVALS: u32 = 4;
-    /// What `nft` calls `ipv4_addr`: only so that it can print the set.
+    /// The type that `nft` calls `ipv4_addr`. Only `nft` uses it, to print the set.
     const ADDRESS: u32 = 7;
     let mut whole = message(NEW_SET, flags::CREATE);
     whole
@@ -222,7 +226,7 @@ fn set_messages(table: &str, set: &Set, number: u32) -> Vec<Message> {
         message.text(TABLE, table).text(SET, &set.name).nested(ELEMENTS, |list| {
             for (first, last) in intervals {
                 element(list, *first, false);
-                // An interval ends before the address after it; the last address of all has none.
+                // An interval ends with the address after it. The highest address has none.
                 if let Some(after) = u32::from(*last).checked_add(1) {
                     element(list, after.into(), true);
                 }
@@ -280,14 +284,14 @@ fn expression(list: &mut Message, name: &str, fill: impl FnOnce(&mut Message)) {
     });
 }
 
-/// Something about the packet, into the register.
+/// Loads metadata of the packet into the register.
 fn load_meta(list: &mut Message, key: u32) {
     expression(list, "meta", |data| {
         data.big_endian(1, REGISTER).big_endian(2, key);
     });
 }
 
-/// Bytes of a header: 1 is the network's, 2 the transport's.
+/// Loads bytes of a header: 1 is the network's, 2 the transport's.
 fn load_header(list: &mut Message, header: u32, offset: u32, length: u32) {
     expression(list, "payload", |data| {
         data.big_endian(1, REGISTER).big_endian(2, header).big_endian(3, offset).big_endian(4, length);
@@ -322,7 +326,7 @@ impl Match {
         const PROTOCOL: u32 = 16;
         const VERSION_4: u8 = 2;
         match self {
-            // Fewer bytes than a name has are compared, so it is its beginning that counts.
+            // Comparing fewer bytes than a name has matches its prefix.
             Match::FromDevices(prefix) => {
                 load_meta(list, FROM_DEVICE);
                 compare(list, EQUAL, prefix.as_bytes());
@@ -405,7 +409,7 @@ impl Verdict {
             Verdict::Return => (RETURN, None),
             Verdict::Jump(chain) => (JUMP, Some(chain)),
             Verdict::Reject => {
-                // For either version of IP, the code that stands for "forbidden by an administrator".
+                // The code for "forbidden by an administrator", for either IP version.
                 const OF_EITHER_VERSION: u32 = 2;
                 const PROHIBITED: u8 = 3;
                 expression(list, "reject", |data| {

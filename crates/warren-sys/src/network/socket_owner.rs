@@ -14,12 +14,13 @@ const FAMILY_6: u8 = 10;
 const USER: usize = 64;
 const INODE: usize = 68;
 
-/// Returns the user who owns the TCP socket with this address of its own and this address that it is
-/// connected to, in the network namespace and by the user ids of the caller. `None`: there is no such
-/// socket, or no process holds it any more.
+/// Returns the user who owns the TCP socket with the local address `own` and the remote address
+/// `other`. Network namespace and user ids are those of the caller. Returns `None` if there is no
+/// such socket, or no process holds it any more.
 ///
-/// For the client of a connection that was accepted, `own` is the peer's address and `other` the
-/// listener's. A user of another user namespace who has no id in ours is the overflow user (65534).
+/// For the client of an accepted connection, `own` is the peer's address and `other` the
+/// listener's. A user of another user namespace without an id in ours is reported as the overflow
+/// user (65534).
 pub fn socket_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     let mut netlink = Netlink::sockets()?;
     let answer = match netlink.ask(&Message::new(BY_FAMILY, 0, &request(own, other))) {
@@ -33,11 +34,11 @@ pub fn socket_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32
     let (Some(user), Some(inode)) = (word(USER), word(INODE)) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    // Sockets that were closed (TIME_WAIT and the like) have no inode and are shown as root's.
+    // Closed sockets (such as in TIME_WAIT) have no inode and are reported as root's.
     Ok((inode != 0).then_some(user))
 }
 
-/// `struct inet_diag_req_v2`.
+/// Builds a `struct inet_diag_req_v2`.
 fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     let octets = |address: IpAddr| match address {
         IpAddr::V4(address) => {
@@ -49,7 +50,7 @@ fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     };
     let family = if own.is_ipv4() { FAMILY_4 } else { FAMILY_6 };
     let mut bytes = vec![family, TCP, 0, 0];
-    // Every state.
+    // Sockets in any state.
     bytes.extend_from_slice(&u32::MAX.to_ne_bytes());
     bytes.extend_from_slice(&own.port().to_be_bytes());
     bytes.extend_from_slice(&other.port().to_be_bytes());

@@ -1,23 +1,24 @@
-//! Rules that are looked at one after the other, for those who bring their own ([`super::Filter::compile_in_order`]).
+//! Rules that are tried in order, for bundles with rules of their own
+//! ([`super::Filter::compile_in_order`]).
 
 use super::{ARGUMENTS, JUMP_EQUAL, JUMP_GREATER_EQUAL, LOAD, NUMBER, RETURN, jump, statement};
 
-/// What a rule of [`Filter::compile_in_order`] leads to.
+/// The effect of a rule of [`Filter::compile_in_order`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The call goes on.
+    /// Allows the call.
     Allow,
-    /// It goes on, and is written to the audit log.
+    /// Allows the call and writes it to the audit log.
     Log,
-    /// It fails with this error number.
+    /// Fails the call with this error number.
     Fail(u16),
-    /// The process gets `SIGSYS`.
+    /// Sends `SIGSYS` to the process.
     Trap,
-    /// The process's tracer is asked, with this number.
+    /// Notifies the process's tracer, with this number.
     Trace(u16),
-    /// The thread is killed.
+    /// Kills the thread.
     KillThread,
-    /// The process is killed.
+    /// Kills the process.
     KillProcess,
 }
 
@@ -35,31 +36,31 @@ impl Verdict {
     }
 }
 
-/// One system call, conditions that all have to hold, and what then happens.
+/// A rule for one system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// The system call.
     pub number: u32,
-    /// On its arguments.
+    /// Conditions on its arguments, all of which must hold.
     pub conditions: Vec<Condition>,
-    /// What happens.
+    /// The effect.
     pub verdict: Verdict,
 }
 
-/// A condition on all 64 bits of an argument: the argument, masked, compared with a value.
+/// A condition on all 64 bits of an argument, which is masked and compared with a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
-    /// Which argument, 0 to 5.
+    /// The number of the argument, 0 to 5.
     pub argument: u8,
-    /// The bits of it that count.
+    /// The bits to compare.
     pub mask: u64,
-    /// How.
+    /// The kind of comparison.
     pub comparison: Comparison,
-    /// With what.
+    /// The value to compare with.
     pub value: u64,
 }
 
-/// How a [`Condition`] compares.
+/// The kinds of comparison of a [`Condition`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
     /// Equal.
@@ -76,15 +77,15 @@ pub enum Comparison {
     GreaterOrEqual,
 }
 
-/// Masks the value that was loaded.
+/// Masks the loaded value.
 pub(super) const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
-/// Compares it.
+/// Jumps if the loaded value is greater.
 pub(super) const JUMP_GREATER: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 
 impl Rule {
     pub(super) fn compile(&self, code: &mut Vec<libc::sock_filter>) {
         let mut body: Vec<libc::sock_filter> = Vec::new();
-        // From the end, because each condition jumps over what follows it.
+        // Build from the end, because each condition jumps over the code after it.
         body.push(statement(RETURN, self.verdict.value()));
         for condition in self.conditions.iter().rev() {
             let mut part = condition.compile(body.len());
@@ -99,7 +100,8 @@ impl Rule {
 }
 
 impl Condition {
-    /// Goes on to the next instruction if it holds, else over the `rest` that follows.
+    /// Emits code that continues with the next instruction if the condition holds, and otherwise
+    /// jumps over the `rest` behind it.
     fn compile(&self, rest: usize) -> Vec<libc::sock_filter> {
         use Comparison as C;
         let (high, low) = ((self.value >> 32) as u32, self.value as u32);
@@ -108,8 +110,8 @@ impl Condition {
             [statement(LOAD, place), statement(AND, mask)]
         };
         let away = |distance: usize| u8::try_from(distance).unwrap_or(u8::MAX);
-        // High half first (the machine is little-endian: it comes second). Four outcomes of two jumps on it decide most
-        // comparisons; the low half is looked at only when the high halves are equal.
+        // Compare the high half first (on a little-endian machine it is the second word). Two jumps
+        // decide most comparisons. The low half matters only if the high halves are equal.
         let mut code = Vec::new();
         code.extend(load(4, (self.mask >> 32) as u32));
         let low_half = load(0, self.mask as u32);
@@ -117,13 +119,14 @@ impl Condition {
             if yes { jump(kind, low, 0, away(rest)) } else { jump(kind, low, away(rest), 0) }
         };
         match self.comparison {
-            // Unequal high halves: fails. Three more instructions are the low half and its jump.
+            // If the high halves differ, it fails. The low half and its jump are three more
+            // instructions.
             C::Equal => {
                 code.push(jump(JUMP_EQUAL, high, 0, away(rest + 3)));
                 code.extend(low_half);
                 code.push(jump_low(JUMP_EQUAL, true));
             }
-            // Unequal high halves: holds.
+            // If the high halves differ, it holds.
             C::NotEqual => {
                 code.push(jump(JUMP_EQUAL, high, 0, 3));
                 code.extend(low_half);

@@ -1,5 +1,5 @@
-//! Takes the guard, prints its directory, and then ends in the way that its argument names.
-//! The guard's tests run it as a stand-in for a test binary.
+//! Starts a control plane by the guard, prints its directory, and then ends in the way that its
+//! argument names. The guard's tests run it as a stand-in for a test binary.
 
 use std::io::{Read, Write};
 
@@ -12,7 +12,7 @@ fn main() {
     match std::env::args().nth(1).as_deref() {
         Some("return") => {}
         Some("panic") => panic!("as the test wants it"),
-        // Until somebody kills us: the test never closes our input before.
+        // Wait to be killed: the test does not close our input before.
         _ => {
             let _ = std::io::stdin().read(&mut [0]);
         }

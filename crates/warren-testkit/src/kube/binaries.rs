@@ -1,4 +1,4 @@
-//! The programs of a control plane: found where somebody put them, or built once.
+//! The programs of a control plane. They are in a named directory, or are built once.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -9,45 +9,46 @@ use crate::files::FileError;
 use crate::kube::cache::Cache;
 use crate::kube::go_build::{self, BuildError};
 
-/// Why there are no programs to run.
+/// The error if a program is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum BinariesError {
-    /// A directory was named, but it does not hold everything.
+    /// A directory was named, but a program is missing in it.
     #[error("`{}` (named by WARREN_KUBE_BIN) has no program `{program}`", directory.display())]
     Missing {
-        /// The directory that was named.
+        /// The named directory.
         directory: PathBuf,
-        /// What it lacks.
+        /// The missing program.
         program: &'static str,
     },
     /// The cache could not be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Building from source did not work.
+    /// Building from source failed.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
 
-/// The programs that make a control plane, as paths to executables.
+/// The paths of a control plane's programs.
 #[derive(Debug, Clone)]
 pub struct Binaries {
     /// The store.
     pub etcd: PathBuf,
     /// The API server.
     pub kube_apiserver: PathBuf,
-    /// Namespaces, garbage collection, service accounts and every other built-in controller.
+    /// Runs the built-in controllers: namespaces, garbage collection, service accounts and so on.
     pub kube_controller_manager: PathBuf,
-    /// Gives pods to nodes.
+    /// Assigns pods to nodes.
     pub kube_scheduler: PathBuf,
     /// The client of the same release.
     pub kubectl: PathBuf,
 }
 
 impl Binaries {
-    /// The programs in `named` if given, else those in the cache, building what is missing there.
+    /// Returns the programs in `named` if given, otherwise those in the cache. Missing ones are
+    /// built.
     ///
-    /// etcd may also come from `search_path` (the value of `PATH`) when it is recent enough. Killed half way, a
-    /// build leaves nothing in the cache that a later call would take for finished.
+    /// etcd may also come from `search_path` (the value of `PATH`) if it is recent enough. A build
+    /// that is killed leaves nothing in the cache that a later call would use.
     pub fn ensure(
         cache: &Cache,
         named: Option<&Path>,
@@ -90,7 +91,7 @@ impl Binaries {
         }
 
         let lock = cache.lock_build()?;
-        // Somebody else may have built them while we waited.
+        // Another process may have built them while we waited for the lock.
         let missing = binaries.missing();
         if !missing.is_empty() {
             go_build::build(&missing, cache)?;
@@ -99,7 +100,6 @@ impl Binaries {
         Ok(binaries)
     }
 
-    /// The names of those that are not there yet.
     fn missing(&self) -> Vec<&'static str> {
         [
             ("etcd", &self.etcd),
@@ -119,7 +119,7 @@ pub(crate) fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
-/// An etcd on the search path, if it can do what Kubernetes 1.36 wants of it.
+/// Returns an etcd on the search path, if it is recent enough for Kubernetes 1.36.
 fn etcd_in_path(search_path: Option<&OsString>) -> Option<PathBuf> {
     let etcd = std::env::split_paths(search_path?)
         .map(|directory| directory.join("etcd"))
@@ -128,11 +128,11 @@ fn etcd_in_path(search_path: Option<&OsString>) -> Option<PathBuf> {
     etcd_is_recent(&String::from_utf8_lossy(&output.stdout)).then_some(etcd)
 }
 
-/// Whether `etcd --version` speaks of 3.5.13 or later.
+/// Returns true if `etcd --version` reports 3.5.13 or later.
 ///
-/// With an older one kube-apiserver refuses streaming lists (watches with `sendInitialEvents`), because etcd's watch
-/// progress was not reliable before; a control plane like that would not be what users run. Debian 12 has 3.4.23.
-/// (3.4.31 has the fix as well, but not `--unsafe-no-fsync`.)
+/// With an older one kube-apiserver refuses streaming lists (watches with `sendInitialEvents`),
+/// because etcd's watch progress was not reliable before. Such a control plane would differ from
+/// those of users. Debian 12 has 3.4.23. (3.4.31 has the fix as well, but not `--unsafe-no-fsync`.)
 fn etcd_is_recent(version_output: &str) -> bool {
     let version = version_output.lines().find_map(|line| line.strip_prefix("etcd Version:"));
     let numbers: Option<Vec<u32>> = version

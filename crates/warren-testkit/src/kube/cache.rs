@@ -1,4 +1,4 @@
-//! Where built programs and running control planes live on disk, outside of any checkout.
+//! The cache: built programs and running control planes on disk, outside of any checkout.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -7,28 +7,30 @@ use std::path::{Path, PathBuf};
 use crate::files::{FileError, create_private_directory, failed};
 use crate::kube::{GVISOR_VERSION, KUBERNETES_VERSION, Listed, down, list};
 
-/// No place for the cache was named and none could be derived.
+/// The error if no path for the cache is known.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "none of WARREN_KUBE_CACHE, XDG_CACHE_HOME and HOME is set, so there is no place to keep Kubernetes in"
 )]
 pub struct CacheError;
 
-/// The cache's root directory: `<version>/` holds programs, `run/` one directory per control plane.
+/// The root directory of the cache. `<version>/` contains programs, `run/` one directory per
+/// control plane.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
 impl Cache {
-    /// The directory that was named, else `warren/kube` below the user's cache directory.
+    /// Returns the cache in the named directory, otherwise in `warren/kube` below the user's cache
+    /// directory.
     ///
-    /// `variable` looks an environment variable up; it is an argument so that only the caller reads the environment.
+    /// `variable` looks up environment variables, so that only the caller reads the environment.
     pub fn locate(
         named: Option<PathBuf>,
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, CacheError> {
-        // An empty variable counts as unset, as the XDG base directory specification asks.
+        // An empty variable counts as unset, as the XDG base directory specification requires.
         let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let root = named
             .or_else(|| set("XDG_CACHE_HOME").map(|base| base.join("warren/kube")))
@@ -37,27 +39,28 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// The programs built for our Kubernetes version.
+    /// Returns the directory of the programs of our Kubernetes version.
     pub fn programs(&self) -> PathBuf {
         self.root.join(KUBERNETES_VERSION)
     }
 
-    /// gVisor's `runsc` of our version.
+    /// Returns the path of gVisor's `runsc` of our version.
     pub(crate) fn runsc(&self) -> PathBuf {
         self.root.join(format!("gvisor-{GVISOR_VERSION}")).join("runsc")
     }
 
-    /// One directory per control plane, unless its owner chose another place.
+    /// Returns the default parent of the directories of control planes.
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
 
-    /// Where a build works. Whoever holds [`Cache::lock_build`] owns it.
+    /// Returns the working directory of builds. It belongs to the holder of [`Cache::lock_build`].
     pub(crate) fn build(&self) -> PathBuf {
         self.root.join("build")
     }
 
-    /// Waits until nobody else builds into this cache. The lock goes with the returned file, also after `kill -9`.
+    /// Waits for other builds in this cache. The lock ends with the returned file, also after `kill
+    /// -9`.
     pub(crate) fn lock_build(&self) -> Result<File, FileError> {
         create_private_directory(&self.root)?;
         let path = self.root.join("build.lock");
@@ -73,11 +76,12 @@ impl Cache {
         Ok(file)
     }
 
-    /// Removes what control planes left behind whose supervisor was killed before it could tidy up, and that
-    /// belonged to a process which is gone as well: nobody else will ever come back for them.
+    /// Removes the files of control planes whose supervisor was killed and whose owner process has
+    /// ended too. No other process cleans these up.
     pub fn sweep(&self) -> Result<(), FileError> {
         for Listed { directory, record, running } in list(&self.run())? {
-            // What cannot be removed now (or is being removed by another who sweeps) is for the next time.
+            // Leave a directory that cannot be removed now, perhaps because another process removes
+            // it, for the next time.
             if !running
                 && record.until_stdin_closes
                 && let Err(error) = down(&directory)
@@ -89,7 +93,7 @@ impl Cache {
     }
 }
 
-/// The directories directly below `path`; none if it does not exist.
+/// Returns the directories directly below `path`, or none if it does not exist.
 pub(crate) fn directories_in(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,16 +1,17 @@
-//! The command lines of the four components: what kubeadm would choose, less what needs nodes or a second replica.
+//! The command lines of the four components: kubeadm's choices, without those for nodes and
+//! replicas.
 
 use std::path::Path;
 
 use crate::kube::pki::Pki;
 
-/// What the command lines depend on.
+/// The parameters of the command lines.
 pub(crate) struct Layout<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) pki: &'a Pki,
     pub(crate) etcd_port: u16,
     pub(crate) apiserver_port: u16,
-    /// Whether etcd waits for the disk on each write.
+    /// True if etcd syncs each write to disk.
     pub(crate) fsync: bool,
 }
 
@@ -22,7 +23,7 @@ impl Layout<'_> {
             flag("data-dir", self.directory.join("etcd").display()),
             flag("listen-client-urls", &url),
             flag("advertise-client-urls", &url),
-            // A cluster of one has no peers, but etcd insists on a place where they could knock.
+            // A cluster of one has no peers, but etcd requires an address for them.
             flag("listen-peer-urls", "http://127.0.0.1:0"),
             flag("cert-file", self.pki("etcd.crt")),
             flag("key-file", self.pki("etcd.key")),
@@ -48,17 +49,19 @@ impl Layout<'_> {
             flag("etcd-certfile", self.pki("etcd-client.crt")),
             flag("etcd-keyfile", self.pki("etcd-client.key")),
             flag("authorization-mode", "Node,RBAC"),
-            // The second is not kubeadm's choice, but that of clusters on which owners of objects are a matter of rights.
+            // kubeadm does not enable the second plugin, but clusters with strict rights over owner
+            // references do.
             flag("enable-admission-plugins", "NodeRestriction,OwnerReferencesPermissionEnforcement"),
             flag("allow-privileged", true),
             flag("service-cluster-ip-range", "10.0.0.0/16"),
             flag("service-account-issuer", "https://kubernetes.default.svc.cluster.local"),
             flag("service-account-signing-key-file", self.pki("service-accounts.key")),
             flag("service-account-key-file", self.pki("service-accounts.pub")),
-            // Endpoints on loopback addresses are invalid, so the service `kubernetes` has none here.
+            // Endpoints on loopback addresses are invalid, so the service `kubernetes` has none
+            // here.
             flag("advertise-address", "127.0.0.1"),
             flag("endpoint-reconciler-type", "none"),
-            // How it reaches nodes, where there are real ones: by address, as nobody resolves their names.
+            // Reach real nodes by address, because their names do not resolve.
             flag("kubelet-client-certificate", self.pki("kubelet-client.crt")),
             flag("kubelet-client-key", self.pki("kubelet-client.key")),
             flag("kubelet-preferred-address-types", "InternalIP,ExternalIP,Hostname"),
@@ -68,12 +71,12 @@ impl Layout<'_> {
     pub(crate) fn kube_controller_manager(&self) -> Vec<String> {
         vec![
             flag("kubeconfig", self.directory.join("controller-manager.kubeconfig").display()),
-            // A replica that is alone need not wait for a lease, and nobody scrapes its port.
+            // A single replica needs no lease, and its port is not scraped.
             flag("leader-elect", false),
             flag("secure-port", 0),
             flag("use-service-account-credentials", true),
-            // Each of its controllers begins by making itself a service account. At the default of 20 requests a
-            // second that alone takes 4 of the 10 seconds in which we want to be ready.
+            // Each of its controllers first creates a service account. At the default of 20
+            // requests per second this takes 4 of the 10 seconds of a start.
             flag("kube-api-qps", 200),
             flag("kube-api-burst", 400),
             flag("service-account-private-key-file", self.pki("service-accounts.key")),

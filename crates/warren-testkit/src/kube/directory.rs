@@ -1,4 +1,4 @@
-//! The directory that a control plane keeps everything in.
+//! The directory of a control plane.
 
 use std::fs;
 use std::io;
@@ -7,20 +7,21 @@ use std::path::{Path, PathBuf};
 use crate::files::{FileError, create_private_directory, failed};
 use crate::kube::cache::Cache;
 
-/// Why there is no directory for a control plane.
+/// The error if there is no directory for a control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// The named one holds something.
+    /// The named directory is not empty.
     #[error("`{}` is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// It could not be made.
+    /// The directory could not be created.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// Makes the directory for a control plane: the named one, which must be empty, or a new one in the cache.
+/// Creates the directory of a control plane: the named one, which must be empty, or a new one in
+/// the cache.
 ///
-/// Those that were left behind without an owner are removed on the way.
+/// Directories without an owner are removed first.
 pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, ClaimError> {
     cache.sweep()?;
     if let Some(directory) = named {
@@ -31,7 +32,8 @@ pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, C
     }
     create_private_directory(&cache.run())?;
     let run = fs::canonicalize(cache.run()).map_err(failed("resolve", &cache.run()))?;
-    // Names are not used again soon: one who found a dead control plane and removes it must not meet a living one.
+    // Do not reuse names soon: a process that removes a dead control plane must not hit a new one
+    // of the same name.
     let process = std::process::id();
     let mut number = 1u32;
     loop {

@@ -1,9 +1,10 @@
 //! Builds Kubernetes and etcd from the Go module proxy.
 //!
-//! Kubernetes cannot be `go install`ed: its module requires its own staging modules at `v0.0.0` and replaces them by
-//! folders of its repository, and Go ignores the replacements of a dependency. Each release also publishes the
-//! staging modules under the matching `v0.` version, so a small module of ours requires Kubernetes and replaces each
-//! staging module by its published form.
+//! `go install` does not work for Kubernetes. Its module requires its own staging modules at
+//! `v0.0.0` and replaces them by folders of its repository, and Go ignores the replacements of a
+//! dependency. Each release also publishes the staging modules under the matching `v0.` version. So
+//! a small module of ours requires Kubernetes and replaces each staging module by its published
+//! form.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use crate::files::{FileError, create_private_directory, failed, remove_directory
 use crate::kube::cache::Cache;
 use crate::kube::{ETCD_VERSION, KUBERNETES_VERSION};
 
-/// Why a build did not give us programs.
+/// An error of a build.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// There is no Go to build with.
+    /// Go is not installed.
     #[error(
         "not built yet, and Go is neither on PATH nor in /usr/local/go: install Go 1.26, or name a directory with ready programs in WARREN_KUBE_BIN"
     )]
@@ -27,19 +28,19 @@ pub enum BuildError {
     Start {
         /// The command line.
         command: String,
-        /// What the operating system said.
+        /// The underlying I/O error.
         #[source]
         source: std::io::Error,
     },
-    /// Go said no; its own words went to stderr.
+    /// Go failed. Its messages went to stderr.
     #[error("`{command}` failed with {status}")]
     Go {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The exit status.
         status: std::process::ExitStatus,
     },
-    /// `go mod download` told us something unexpected.
+    /// The output of `go mod download` was unexpected.
     #[error("`go mod download` of Kubernetes did not name its go.mod")]
     NoModuleFile,
     /// A file could not be read, written or moved.
@@ -108,12 +109,13 @@ fn build_etcd(go: &Path, work: &Path, into: &Path) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Moves a finished program to its place. A rename, so that the place never holds half a program.
+/// Moves a finished program to its place. The rename is atomic, so the place never has a partial
+/// program.
 pub(crate) fn publish(built: &Path, place: &Path) -> Result<(), BuildError> {
     Ok(fs::rename(built, place).map_err(failed("move into place", place))?)
 }
 
-/// Fetches Kubernetes' module and says where Go keeps its `go.mod`.
+/// Downloads Kubernetes' module and returns the path of its `go.mod`.
 fn download_module_file(go: &Path, work: &Path) -> Result<PathBuf, BuildError> {
     let mut command = go_command(go, work);
     command.args(["mod", "download", "-json"]).arg(format!("k8s.io/kubernetes@{KUBERNETES_VERSION}"));
@@ -130,7 +132,7 @@ fn download_module_file(go: &Path, work: &Path) -> Result<PathBuf, BuildError> {
     answer["GoMod"].as_str().map(PathBuf::from).ok_or(BuildError::NoModuleFile)
 }
 
-/// The `go.mod` of a module that can build Kubernetes' commands, made from Kubernetes' own.
+/// Returns the `go.mod` of a module that can build Kubernetes' commands, made from Kubernetes' own.
 fn kubernetes_module(kubernetes: &str, version: &str) -> String {
     let go = kubernetes.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.26.0");
     let staging_version = version.replacen("v1.", "v0.", 1);
@@ -147,8 +149,8 @@ fn kubernetes_module(kubernetes: &str, version: &str) -> String {
     module
 }
 
-/// Linker flags that tell the programs their version, as Kubernetes' own build does: `kubectl version`, the API
-/// server's `/version` and the emulated version of feature gates come from them.
+/// Returns linker flags that set the programs' version, as Kubernetes' own build does. `kubectl
+/// version`, the API server's `/version` and the emulated version of feature gates use it.
 fn version_flags(version: &str) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
@@ -160,27 +162,28 @@ fn version_flags(version: &str) -> String {
 }
 
 pub(crate) fn find_go() -> Result<PathBuf, BuildError> {
-    // The second is where Go's own installer puts it, which not every non-login shell has on its PATH.
+    // Go's own installer uses the second path, which is not in the PATH of every shell.
     [PathBuf::from("go"), PathBuf::from("/usr/local/go/bin/go")]
         .into_iter()
         .find(|go| Command::new(go).arg("version").output().is_ok_and(|output| output.status.success()))
         .ok_or(BuildError::NoGo)
 }
 
-/// Go, set up so that neither a surrounding workspace nor the user's build flags change what comes out.
+/// Returns a command for Go, without the effects of a surrounding workspace or the user's build
+/// flags.
 pub(crate) fn go_command(go: &Path, work: &Path) -> Command {
     let mut command = Command::new(go);
     command
         .current_dir(work)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
-        // `mod`: our go.mod names only the root; Go completes it and writes go.sum.
+        // `mod`: our go.mod names only the root. Go completes it and writes go.sum.
         .env("GOFLAGS", "-mod=mod -buildvcs=false")
         .stdin(Stdio::null());
     command
 }
 
-/// Runs Go with its progress on our stderr.
+/// Runs Go. Its progress goes to our stderr.
 pub(crate) fn run(command: &mut Command) -> Result<(), BuildError> {
     let words = format!("{command:?}");
     let status = command

@@ -1,4 +1,4 @@
-//! A control plane that belongs to a test process and ends with it, however that process ends.
+//! A control plane for a test process. It ends with the process, however that ends.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -12,19 +12,21 @@ use crate::kube::record::{DownError, Record};
 
 /// A real control plane for tests.
 ///
-/// It is run by a supervisor process that holds the other end of a pipe. When this process ends (returns, panics, is
-/// killed with `kill -9`), the kernel closes the pipe, and the supervisor ends everything and removes its files.
+/// A supervisor process runs it and holds the other end of a pipe. When this process ends (returns,
+/// panics, is killed with `kill -9`), the kernel closes the pipe. The supervisor then ends
+/// everything and removes its files.
 #[derive(Debug)]
 pub struct ControlPlane {
     kubeconfig: PathBuf,
     directory: PathBuf,
     record: Record,
     supervisor: Child,
-    /// Held open for as long as the control plane is wanted; an option only so that `drop` can close it first.
+    /// The pipe to the supervisor, held open as long as the control plane is needed. It is an
+    /// option so that `drop` can close it first.
     pipe: Option<ChildStdin>,
 }
 
-/// Why a test has no control plane.
+/// An error of a control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
     /// The supervisor could not be started or read from.
@@ -32,47 +34,48 @@ pub enum ControlPlaneError {
     Run {
         /// Its command line.
         command: String,
-        /// What the operating system said.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
-    /// The supervisor gave up; its reasons are on stderr.
+    /// The supervisor failed. Its message is on stderr.
     #[error("`{command}` ended with {status} before the control plane was ready")]
     Ended {
         /// Its command line.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
-    /// What it wrote about the control plane makes no sense.
+    /// Its record is invalid.
     #[error(transparent)]
     Record(#[from] DownError),
 }
 
-/// kubectl did not do what was asked.
+/// An error of kubectl.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
     /// It could not be run.
     #[error("run kubectl")]
     Run(#[from] io::Error),
-    /// It said no.
+    /// It failed.
     #[error("`kubectl {arguments}` ended with {status}: {stderr}")]
     Failed {
-        /// What it was asked.
+        /// Its arguments.
         arguments: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// Its own words.
+        /// Its error output.
         stderr: String,
     },
 }
 
 impl ControlPlane {
-    /// The control plane of this process: the first caller starts it, later ones get the same. It is empty only for
-    /// the first, so tests that share it keep to namespaces of their own.
+    /// Returns the control plane of this process. The first caller starts it. Later callers share
+    /// it and find it in use, so tests keep to namespaces of their own.
     ///
     /// # Panics
-    /// If it cannot be started, since no test can go on without it.
+    ///
+    /// Panics if it cannot be started, since no test can continue without it.
     pub fn start() -> &'static Self {
         static SHARED: OnceLock<Result<ControlPlane, ControlPlaneError>> = OnceLock::new();
         match SHARED.get_or_init(|| Self::launch(&[])) {
@@ -81,8 +84,8 @@ impl ControlPlane {
         }
     }
 
-    /// A control plane for the caller alone, ended when it is dropped. `options` are those of `cargo xtask kube up`,
-    /// for instance `--fsync`.
+    /// Starts a control plane for the caller alone. It ends when dropped. `options` are those of
+    /// `cargo xtask kube up`, for instance `--fsync`.
     pub fn launch(options: &[&str]) -> Result<Self, ControlPlaneError> {
         let mut command = xtask(|name| std::env::var_os(name));
         command
@@ -90,7 +93,8 @@ impl ControlPlane {
             .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C in a terminal reaches a whole process group. The supervisor must outlive it to tidy up.
+            // Ctrl-C in a terminal reaches a whole process group. The supervisor must outlive it to
+            // clean up.
             .process_group(0);
         let words = format!("{command:?}");
         let failed = |source| ControlPlaneError::Run { command: words.clone(), source };
@@ -111,27 +115,27 @@ impl ControlPlane {
         Ok(Self { kubeconfig, directory, record, supervisor, pipe })
     }
 
-    /// A kubeconfig with the rights of an administrator.
+    /// Returns the path of an administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Where it keeps its files; gone when it has ended.
+    /// Returns its directory, which is removed when it ends.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Its address, version and processes.
+    /// Returns its record: address, version and processes.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Runs kubectl of the same release as administrator and gives what it printed.
+    /// Runs kubectl of the same release as administrator and returns its output.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String, KubectlError> {
         self.kubectl_with_input(arguments, "")
     }
 
-    /// The same with something on standard input, for `apply --filename -`.
+    /// Runs kubectl with text on standard input, for `apply --filename -`.
     pub fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String, KubectlError> {
         let mut child = kubectl(&self.record.kubectl, &self.directory)
             .args(arguments)
@@ -140,9 +144,9 @@ impl ControlPlane {
             .stderr(Stdio::piped())
             .spawn()?;
         let stdin = child.stdin.take();
-        // From a thread, since kubectl may print before it has read everything.
+        // Use a thread, since kubectl may print before it has read everything.
         let output = std::thread::scope(|scope| {
-            // One that ends early breaks the pipe; how it ended says more than that.
+            // Ignore a broken pipe: the exit status tells more.
             scope.spawn(|| stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
             child.wait_with_output()
         })?;
@@ -160,25 +164,25 @@ impl ControlPlane {
 impl Drop for ControlPlane {
     fn drop(&mut self) {
         drop(self.pipe.take());
-        // It ends because of the closed pipe; an error would mean that it has ended already.
+        // It ends because the pipe is closed. An error means that it has already ended.
         let _ = self.supervisor.wait();
     }
 }
 
-/// The program that becomes the supervisor: `WARREN_XTASK` if `cargo xtask test` started us (it names itself there),
-/// else xtask through cargo, which has released its build lock by the time tests run.
+/// Returns a command for the supervisor: `WARREN_XTASK`, which `cargo xtask test` sets to itself,
+/// otherwise xtask through cargo. Cargo has released its build lock when tests run.
 fn xtask(variable: impl Fn(&str) -> Option<OsString>) -> Command {
     if let Some(program) = variable("WARREN_XTASK") {
         return Command::new(program);
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut command = crate::cargo::cargo(variable);
-    // The current directory decides which `.cargo/config.toml` counts.
+    // The current directory selects the `.cargo/config.toml`.
     command.current_dir(root).args(["run", "--quiet", "--package", "xtask", "--"]);
     command
 }
 
-/// An error with all of its causes on one line.
+/// Formats an error with all of its causes on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Kubeconfig files, and kubectl called so that nothing of the user's own setup reaches it.
+//! Kubeconfig files, and kubectl isolated from the user's own setup.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::kube::pki::Identity;
 
-/// A kubeconfig that needs no other file.
+/// Returns a kubeconfig that needs no other file.
 pub(crate) fn kubeconfig(server: &str, authority: &str, identity: &Identity) -> String {
     format!(
         "apiVersion: v1
@@ -36,7 +36,8 @@ contexts:
     )
 }
 
-/// kubectl for the control plane in `directory`, without the user's kubeconfig, preferences or cache.
+/// Returns a command for kubectl and the control plane in `directory`, without the user's
+/// kubeconfig, preferences or cache.
 pub(crate) fn kubectl(program: &Path, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command

@@ -1,15 +1,14 @@
-//! The logs of components, as far as an error message wants them.
+//! The logs of components, for error messages.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Where a component's output goes.
 pub(crate) fn log_file(directory: &Path, component: &str) -> PathBuf {
     directory.join("logs").join(format!("{component}.log"))
 }
 
-/// The end of a log, short enough for an error message.
+/// Returns the end of a log, short enough for an error message.
 pub(crate) fn last_lines(path: &Path) -> String {
     const BYTES: u64 = 8 * 1024;
     const LINES: usize = 12;

@@ -1,4 +1,4 @@
-//! The certificates and keys of one control plane. One authority for everything; the directory is the whole secret.
+//! The certificates and keys of one control plane. A single authority signs all of them.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use rcgen::{
 
 use crate::files::{FileError, create_private_directory, write_private};
 
-/// Why there are no certificates.
+/// An error of the certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A key or certificate could not be made.
     #[error("make a certificate for `{subject}`")]
     Certificate {
-        /// Whom it was for.
+        /// The subject.
         subject: String,
-        /// What the library said.
+        /// The cause.
         #[source]
         source: rcgen::Error,
     },
@@ -26,8 +26,8 @@ pub enum PkiError {
     File(#[from] FileError),
 }
 
-/// Names under which a pod or a client on this machine may reach the API server. 10.0.0.1 is the first address of
-/// the service range, which Kubernetes gives to the service `kubernetes`.
+/// Names under which pods and clients on this machine may reach the API server. 10.0.0.1 is the
+/// first address of the service range, which Kubernetes gives to the service `kubernetes`.
 const SERVER_NAMES: [&str; 6] = [
     "127.0.0.1",
     "10.0.0.1",
@@ -37,23 +37,23 @@ const SERVER_NAMES: [&str; 6] = [
     "kubernetes.default.svc.cluster.local",
 ];
 
-/// An authority that can still sign, and the directory with what it signed for the servers.
+/// An authority that can still sign, and the directory with the servers' certificates.
 pub(crate) struct Pki {
     directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
-    /// The authority's certificate, as PEM.
+    /// The authority's certificate in PEM.
     pub(crate) authority: String,
 }
 
-/// A certificate with its key, both as PEM.
+/// A certificate and its key, both in PEM.
 pub(crate) struct Identity {
     pub(crate) certificate: String,
     pub(crate) key: String,
 }
 
 impl Pki {
-    /// Makes an authority and writes what the servers read: `ca`, `apiserver`, `etcd`, `etcd-client`, `kubelet-client` and
-    /// the service-account key pair.
+    /// Creates an authority and the files of the servers: `ca`, `apiserver`, `etcd`, `etcd-client`,
+    /// `kubelet-client` and the service-account key pair.
     pub(crate) fn create(directory: &Path) -> Result<Self, PkiError> {
         create_private_directory(directory)?;
         let failed = |source| PkiError::Certificate { subject: "authority".to_owned(), source };
@@ -80,12 +80,12 @@ impl Pki {
         Ok(pki)
     }
 
-    /// A certificate with which `user`, member of `group`, is known to the API server.
+    /// Signs a client certificate for `user`, a member of `group`.
     pub(crate) fn client(&self, user: &str, group: Option<&str>) -> Result<Identity, PkiError> {
         self.sign(user, group, &[])
     }
 
-    /// Where a file of this directory is.
+    /// Returns the path of a file in the directory.
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.directory.join(file)
     }
@@ -94,7 +94,8 @@ impl Pki {
         let sign = || {
             let mut params = params(subject, group, names)?;
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-            // etcd uses its serving certificate as a client of its own gateway, so servers may be clients too.
+            // etcd uses its serving certificate as a client of its own gateway, so servers may be
+            // clients too.
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             if !names.is_empty() {
                 params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);

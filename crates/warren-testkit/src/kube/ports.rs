@@ -1,9 +1,9 @@
-//! Ports for components that cannot be handed a socket, only a number.
+//! Ports for components that take a port number and not a socket.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
-/// A port of the kernel's choosing, kept from others until the component is about to take it.
+/// A free port, reserved until just before the component takes it.
 pub(crate) struct ReservedPort {
     pub(crate) number: u16,
     listener: TcpListener,
@@ -15,7 +15,7 @@ impl ReservedPort {
         Ok(Self { number: listener.local_addr()?.port(), listener })
     }
 
-    /// Gives the port up for the component. Somebody may be faster; then the component says
+    /// Releases the port for the component. If another process takes it first, the component prints
     /// [`ADDRESS_IN_USE`] and ends.
     pub(crate) fn release(self) -> SocketAddr {
         drop(self.listener);
@@ -23,7 +23,7 @@ impl ReservedPort {
     }
 }
 
-/// What a program written in Go says when somebody else has its port.
+/// The message of a Go program whose port is taken.
 pub(crate) const ADDRESS_IN_USE: &str = "bind: address already in use";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Processes that are still the same process: a pid together with the moment it started.
+//! Processes identified by pid and start time.
 
 use std::fs;
 use std::io;
@@ -9,45 +9,45 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// One process, never confused with a later one that got the same pid.
+/// One process, never confused with a later one of the same pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// What it is, for people.
+    /// The name for messages.
     pub name: String,
-    /// Its process id.
+    /// The process id.
     pub pid: i32,
-    /// When it started, in clock ticks since the machine booted (field 22 of `/proc/<pid>/stat`).
+    /// The start time in clock ticks since boot (field 22 of `/proc/<pid>/stat`).
     pub start_ticks: u64,
 }
 
-/// Ending processes did not work.
+/// An error of ending processes.
 #[derive(Debug, thiserror::Error)]
 pub enum EndError {
-    /// The kernel refused to let us look at it or signal it.
+    /// The kernel refused to open or signal it.
     #[error("end {name} (pid {pid})")]
     Signal {
-        /// What it is.
+        /// The name.
         name: String,
-        /// Its process id.
+        /// The process id.
         pid: i32,
-        /// What the kernel said.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
-    /// It was killed and yet did not end in time.
+    /// It was killed but did not end in time.
     #[error("{name} (pid {pid}) was killed but has not ended after {} s", after.as_secs())]
     StillRunning {
-        /// What it is.
+        /// The name.
         name: String,
-        /// Its process id.
+        /// The process id.
         pid: i32,
-        /// How long we waited.
+        /// The waiting time.
         after: Duration,
     },
 }
 
 impl ProcessIdentity {
-    /// The identity of a process that is running now.
+    /// Returns the identity of a running process.
     pub fn of(name: &str, pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
         match stat(pid)? {
@@ -56,12 +56,12 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it still runs. A zombie does not: it has ended, only nobody has asked how.
+    /// Returns true if it still runs. A zombie has ended.
     pub fn is_running(&self) -> bool {
         matches!(self.open(), Ok(Some(_)))
     }
 
-    /// A handle on exactly this process, or `None` if it has ended.
+    /// Opens exactly this process. Returns `None` if it has ended.
     fn open(&self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
         let handle = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -69,13 +69,14 @@ impl ProcessIdentity {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // The order matters: whoever has our start time now also had the pid when the handle was opened.
+        // Check after opening: if the start time matches now, the pid belonged to the same process
+        // when it was opened.
         let same = stat(self.pid)?.is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.ended);
         Ok(same.then_some(handle))
     }
 }
 
-/// Kills those of the processes that still run, all of them first, then waits until they have ended.
+/// Kills all of the processes that still run, then waits until they have ended.
 pub fn end_and_wait(processes: &[ProcessIdentity], patience: Duration) -> Result<(), EndError> {
     let mut handles = Vec::new();
     for process in processes {
@@ -118,14 +119,14 @@ fn ends_before(handle: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     }
 }
 
-/// A duration as `poll` wants it.
+/// Converts a duration for `poll`.
 pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
-/// This boot of this machine: pids and start times mean nothing in another one.
+/// Returns the id of this boot. Pids and start times are valid within one boot only.
 pub(crate) fn boot_id() -> String {
-    // A kernel without it gives the same empty string each time, which only makes the check weaker.
+    // Without it the string is always empty, which only weakens the check.
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
@@ -137,14 +138,15 @@ struct Stat {
 fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(text) => Ok(parse_stat(&text)),
-        // A process that ends while we read gives ESRCH instead of ENOENT.
+        // If a process ends during the read, the error is ESRCH instead of ENOENT.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Reads fields 3 and 22. The program's name (field 2) may hold spaces and parentheses, so we count from its end.
+/// Parses fields 3 and 22. The program's name (field 2) may contain spaces and parentheses, so
+/// count from its end.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();

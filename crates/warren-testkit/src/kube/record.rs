@@ -1,4 +1,4 @@
-//! What a control plane leaves on disk about itself, so that somebody else can list and end it.
+//! The record of a control plane on disk, with which other processes list and end it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use crate::files::{FileError, failed, remove_directory, write_private};
 use crate::kube::cache::directories_in;
 use crate::kube::process::{EndError, ProcessIdentity, boot_id, end_and_wait};
 
-/// How long a killed process may take to be gone. The kernel needs milliseconds; a machine that swaps needs more.
+/// The time limit for killed processes to end. The kernel needs milliseconds; a swapping machine
+/// needs more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const FILE: &str = "record.json";
@@ -20,38 +21,38 @@ const FILE: &str = "record.json";
 pub struct Record {
     /// The Kubernetes release.
     pub version: String,
-    /// Where the API server listens.
+    /// The URL of the API server.
     pub server: String,
     /// The kubectl of the same release.
     pub kubectl: PathBuf,
-    /// Whether etcd waits for the disk on each write.
+    /// True if etcd syncs each write to disk.
     pub fsync: bool,
-    /// Whether it belongs to a process and ends with it, rather than on `down`.
+    /// True if it ends with the process that wants it, and not by `down`.
     pub until_stdin_closes: bool,
-    /// The boot in which the processes below mean something.
+    /// The boot to which the processes below belong.
     pub boot_id: String,
     /// The parent of the components. They end when it does.
     pub supervisor: ProcessIdentity,
-    /// etcd and the rest, in the order they were started.
+    /// The components, in the order of their start.
     pub components: Vec<ProcessIdentity>,
 }
 
-/// Why a control plane was not ended.
+/// An error of ending a control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum DownError {
-    /// The directory is not one that `up` made, so we touch nothing in it.
+    /// The directory was not made by `up`, so nothing in it is touched.
     #[error("`{}` holds no control plane", .0.display())]
     NoControlPlane(PathBuf),
-    /// Its record is not readable as one.
+    /// The record is unreadable.
     #[error("`{}` is damaged; nothing was ended", path.display())]
     Damaged {
-        /// The record.
+        /// The path of the record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parse error.
         #[source]
         source: serde_json::Error,
     },
-    /// A process could not be ended; the directory is still there.
+    /// A process could not be ended. The directory still exists.
     #[error(transparent)]
     End(#[from] EndError),
     /// The directory could not be read or removed.
@@ -59,14 +60,14 @@ pub enum DownError {
     File(#[from] FileError),
 }
 
-/// One control plane, as `list` found it.
+/// A control plane found by `list`.
 #[derive(Debug)]
 pub struct Listed {
-    /// Where it keeps everything.
+    /// Its directory.
     pub directory: PathBuf,
-    /// What it wrote about itself.
+    /// Its record.
     pub record: Record,
-    /// Whether its supervisor runs.
+    /// True if its supervisor runs.
     pub running: bool,
 }
 
@@ -83,18 +84,18 @@ impl Record {
         serde_json::from_slice(&bytes).map_err(|source| DownError::Damaged { path, source })
     }
 
-    /// Writes it; a reader sees the old or the new one, never half.
+    /// Writes the record atomically.
     pub(crate) fn store(&self, directory: &Path) -> Result<(), FileError> {
         let path = directory.join(FILE);
         let next = directory.join(".record.json.next");
-        // A path that is not text has no place in JSON.
+        // A path that is not valid text cannot be written as JSON.
         let text =
             serde_json::to_string_pretty(self).map_err(|error| failed("write", &path)(error.into()))?;
         write_private(&next, text)?;
         fs::rename(&next, &path).map_err(failed("move into place", &path))
     }
 
-    /// Every process of the control plane that may still run, the supervisor first.
+    /// Returns all processes that may still run, the supervisor first.
     pub fn processes(&self) -> Vec<ProcessIdentity> {
         if self.boot_id != boot_id() {
             return Vec::new();
@@ -103,7 +104,8 @@ impl Record {
     }
 }
 
-/// The control planes below `run`, readable ones only: one that is just being made has no record yet.
+/// Returns the control planes below `run` with a readable record. One that is being created has
+/// none yet.
 pub fn list(run: &Path) -> Result<Vec<Listed>, FileError> {
     let mut found = Vec::new();
     for directory in directories_in(run)? {
@@ -115,7 +117,7 @@ pub fn list(run: &Path) -> Result<Vec<Listed>, FileError> {
     Ok(found)
 }
 
-/// The control plane's directory, given it or the kubeconfig inside it.
+/// Returns the directory of a control plane, given it or the kubeconfig inside it.
 pub fn directory_of(target: &Path) -> PathBuf {
     match target.parent() {
         Some(parent) if target.is_file() => parent.to_owned(),
@@ -123,14 +125,15 @@ pub fn directory_of(target: &Path) -> PathBuf {
     }
 }
 
-/// Ends the control plane in `directory`, exactly the processes it recorded, and removes the directory.
+/// Ends exactly the recorded processes of the control plane in `directory`, and removes the
+/// directory.
 ///
-/// Doing it twice is an error the second time; doing it after the processes died is not.
+/// A second call is an error. A call after the processes have died is not.
 pub fn down(directory: &Path) -> Result<(), DownError> {
     let record = Record::load(directory)?;
-    // The supervisor first: from then on it starts nothing, and the kernel kills what it started.
+    // End the supervisor first: then it starts nothing more, and the kernel kills its components.
     end_and_wait(&record.processes(), PATIENCE)?;
-    // It may have started one more component between our reading and its end.
+    // It may have started one more component after the record was read.
     end_and_wait(&Record::load(directory)?.processes(), PATIENCE)?;
     Ok(remove_directory(directory)?)
 }

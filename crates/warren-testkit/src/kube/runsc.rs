@@ -1,7 +1,7 @@
-//! gVisor's `runsc` for tests: one that was built from the Go module proxy, else the machine's own.
+//! gVisor's `runsc` for tests: built from the Go module proxy, otherwise the machine's own.
 //!
-//! Distributions have old releases (Debian 12's is of 2022, and on it even `ls` of the same Debian fails: it refuses a flag
-//! of `statx`), and what users run is newer.
+//! Distributions have old releases. With Debian 12's, of 2022, even `ls` of the same Debian fails,
+//! because it refuses a flag of `statx`. Users run newer ones.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,18 +11,19 @@ use crate::kube::binaries::is_executable;
 use crate::kube::cache::Cache;
 use crate::kube::go_build::{BuildError, find_go, go_command, publish, run};
 
-/// gVisor publishes its releases for Go only by date and commit.
+/// The release. gVisor publishes its releases for Go by date and commit only.
 pub const GVISOR_VERSION: &str = "v0.0.0-20260905035102-160fafc42237";
 
-/// The `runsc` to test with, if there is any: the one that [`build_runsc`] made, else the first on `search_path`.
+/// Returns the `runsc` for tests, if any: the one of [`build_runsc`], otherwise the first on
+/// `search_path`.
 pub fn find_runsc(cache: Option<&Cache>, search_path: Option<&OsString>) -> Option<PathBuf> {
     let built = cache.map(Cache::runsc).into_iter();
     let others = search_path.into_iter().flat_map(std::env::split_paths).map(|place| place.join("runsc"));
     built.chain(others).find(|path| is_executable(path))
 }
 
-/// Builds it into the cache if it is not there, and says where it is. Killed half way, nothing is left that a later call would
-/// take for finished.
+/// Builds `runsc` into the cache unless it is there, and returns its path. A build that is killed
+/// leaves nothing that a later call would use.
 pub fn build_runsc(cache: &Cache) -> Result<PathBuf, BuildError> {
     let place = cache.runsc();
     let lock = cache.lock_build()?;

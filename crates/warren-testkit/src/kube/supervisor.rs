@@ -1,4 +1,5 @@
-//! Starts the components of one control plane, waits until it is ready, and ends them with itself.
+//! Starts the components of one control plane, waits until it is ready, and ends them when it ends
+//! itself.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -25,88 +26,90 @@ use crate::kube::process::{ProcessIdentity, boot_id, timespec};
 use crate::kube::record::Record;
 use crate::kube::{KUBERNETES_VERSION, RUN_COMPONENT};
 
-/// A start takes about five seconds on two free cores; a machine that compiles meanwhile needs several times that.
+/// The time limit of a start. It takes about five seconds on two free cores, and several times that
+/// while the machine compiles.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Between two looks at whether something is ready.
+/// The interval of readiness checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// How often we look for other ports when somebody takes ours between choosing and listening.
+/// The number of attempts with other ports, if other processes take the chosen ones.
 const PORT_ATTEMPTS: u32 = 5;
 
-/// Ourselves, also when the file that we were started from has been rebuilt since, which a path would not survive.
+/// The path of our own program. Unlike the file's path it stays valid if the file is rebuilt.
 const OUR_PROGRAM: &str = "/proc/self/exe";
 
-/// What kind of control plane to start.
+/// The settings of a control plane.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The programs.
     pub binaries: Binaries,
-    /// Where it keeps everything; from [`claim_directory`](crate::kube::claim_directory).
+    /// Its directory, from [`claim_directory`](crate::kube::claim_directory).
     pub directory: PathBuf,
-    /// Whether etcd waits for the disk on each write. Off is faster and safe enough for tests of behaviour, since no
-    /// test outlives the machine; benchmarks of durable writes need it on.
+    /// True if etcd syncs each write to disk. Without it etcd is faster, and safe enough for tests
+    /// of behaviour, since no test outlives the machine. Benchmarks of durable writes need it.
     pub fsync: bool,
-    /// When it ends.
+    /// The end of its life.
     pub lifetime: Lifetime,
 }
 
-/// When a control plane ends by itself.
+/// The event that ends a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Never: somebody calls `down`.
+    /// A call of `down`.
     UntilDown,
-    /// When our standard input is closed, that is when the process at the other end of the pipe has ended.
+    /// The end of our standard input, which means that the process at the other end of the pipe has
+    /// ended.
     UntilStdinCloses,
 }
 
-/// Why a control plane did not start, or stopped.
+/// An error of a control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A component's program could not be started.
     #[error("start {component}")]
     Spawn {
-        /// Which one.
+        /// The name of the component.
         component: &'static str,
-        /// What the operating system said.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
-    /// A component ended although nobody asked it to.
+    /// A component ended unexpectedly.
     #[error("{component} ended with {status}; the end of its log:\n{log}")]
     Ended {
-        /// Which one.
+        /// The name of the component.
         component: &'static str,
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
-        /// Its last words.
+        /// The end of its log.
         log: String,
     },
-    /// Somebody else took a port that we had chosen.
+    /// Another process took a port that we had chosen.
     #[error("{component} lost its port to another process")]
     PortLost {
-        /// Which one.
+        /// The name of the component.
         component: &'static str,
     },
-    /// Something took too long.
+    /// A condition was not met in time.
     #[error("{what} was not reached within {} s; the end of the log of {component}:\n{log}", START_DEADLINE.as_secs())]
     NotReady {
-        /// What we waited for.
+        /// The condition.
         what: &'static str,
         /// The component that was started last.
         component: &'static str,
-        /// Its last words.
+        /// The end of its log.
         log: String,
     },
     /// The process that wanted the control plane has ended.
     #[error("standard input was closed before the control plane was ready")]
     OwnerGone,
-    /// The kernel refused something that it should not refuse.
+    /// A system call failed unexpectedly.
     #[error("{action}")]
     System {
-        /// What we tried.
+        /// The failed action.
         action: &'static str,
-        /// What it said.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
@@ -118,10 +121,11 @@ pub enum StartError {
     File(#[from] FileError),
 }
 
-/// Becomes a component: asks the kernel to be killed when the supervisor ends, then turns into the program.
+/// Becomes a component: asks the kernel to be killed when the supervisor ends, then executes the
+/// program.
 ///
-/// It is the first thing of a component's life and runs in the component's own process, because the request belongs
-/// to a process, survives `exec` and is not inherited. Returns only if that did not work.
+/// It must run in the component's own process, because the request belongs to a process, survives
+/// `exec` and is not inherited. Returns only on error.
 pub fn run_component(supervisor: u32, program: &Path, arguments: &[OsString]) -> io::Result<Infallible> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // If the supervisor ended before the request, the signal will never come.
@@ -133,8 +137,8 @@ pub fn run_component(supervisor: u32, program: &Path, arguments: &[OsString]) ->
 
 /// A running control plane, owned by this process. Dropping it ends the components.
 ///
-/// [`Supervisor::start`] must be called on the main thread: the kernel ties a component's life to the thread that
-/// started it.
+/// [`Supervisor::start`] must be called on the main thread: the kernel ends a component together
+/// with the thread that started it.
 pub struct Supervisor {
     settings: Settings,
     record: Record,
@@ -149,8 +153,8 @@ struct Component {
 }
 
 impl Supervisor {
-    /// Starts a control plane and waits until it serves: the API server is ready, built-in roles are there, and the
-    /// controllers have made their first object.
+    /// Starts a control plane and waits until it is usable: the API server is ready, the built-in
+    /// roles exist, and the controllers have created their first object.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let started = start_with_new_ports(&settings);
         if started.is_err() && settings.lifetime == Lifetime::UntilStdinCloses {
@@ -159,13 +163,14 @@ impl Supervisor {
         started
     }
 
-    /// The file that lets a client in as administrator.
+    /// Returns the path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.settings.directory.join("kubeconfig")
     }
 
-    /// Stays until the control plane has to end, then ends it. Good only if its owner asked for that; a component
-    /// that ends by itself is an error. What belongs to an owner leaves nothing on disk in either case.
+    /// Waits until the control plane has to end, then ends it. Succeeds only if its owner has
+    /// requested the end; if a component ends by itself, that is an error. A control plane with an
+    /// owner leaves nothing on disk in either case.
     pub fn hold(mut self) -> Result<(), StartError> {
         let outcome = loop {
             match self.wait(None) {
@@ -225,7 +230,7 @@ impl Supervisor {
 
         let apiserver = apiserver_port.release();
         supervisor.spawn("kube-apiserver", &binaries.kube_apiserver, layout.kube_apiserver())?;
-        // kubectl costs more than a connection, so it is asked only when the server listens.
+        // kubectl costs more than a connection, so run it only once the server listens.
         supervisor.until("a ready kube-apiserver", |supervisor| {
             accepts(apiserver) && supervisor.kubectl_succeeds(&["get", "--raw", "/readyz"])
         })?;
@@ -280,7 +285,7 @@ impl Supervisor {
         Ok(self.record.store(&self.settings.directory)?)
     }
 
-    /// Waits until `condition` holds, as long as all components live and the owner does.
+    /// Waits until `condition` holds. Fails if a component or the owner ends.
     fn until(&mut self, what: &'static str, condition: impl Fn(&Self) -> bool) -> Result<(), StartError> {
         let deadline = Instant::now() + START_DEADLINE;
         while !condition(self) {
@@ -294,7 +299,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits for `timeout`, or without end, or until a component or the owner has ended, which is an error.
+    /// Waits for `timeout`, or without limit. Fails if a component or the owner ends.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), StartError> {
         let stdin = io::stdin();
         let mut watched: Vec<PollFd<'_>> =
@@ -311,7 +316,7 @@ impl Supervisor {
         let happened: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
 
         if happened.get(self.components.len()) == Some(&true) {
-            // Nobody writes to us, but if they do it does not matter: only the end does.
+            // Ignore any input; only its end matters.
             let read = rustix::io::read(&stdin, &mut [0; 512]);
             if !matches!(read, Ok(1..) | Err(rustix::io::Errno::INTR)) {
                 return Err(StartError::OwnerGone);
@@ -346,7 +351,7 @@ impl Supervisor {
             .is_ok_and(|status| status.success())
     }
 
-    /// Kills the components: what they hold is thrown away, so there is nothing to flush.
+    /// Kills the components. Their data is discarded, so nothing needs to be flushed.
     fn end(&mut self) {
         for component in &mut self.components {
             // An error means that it has ended.
@@ -364,7 +369,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// Certificates once, then as many launches as it takes to keep the chosen ports.
+/// Creates the certificates, then starts the components until they get all chosen ports.
 fn start_with_new_ports(settings: &Settings) -> Result<Supervisor, StartError> {
     create_private_directory(&settings.directory.join("logs"))?;
     let pki = Pki::create(&settings.directory.join("pki"))?;

@@ -1,5 +1,5 @@
-//! The kernel's tables of packet rules, by name. It shows them to nobody but netlink, and `nft`, which would ask for us, is not on
-//! every machine.
+//! Lists the kernel's tables of packet rules by netlink. The tool for it, `nft`, is not on every
+//! machine.
 
 use std::io;
 
@@ -7,21 +7,21 @@ use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const HEADER: usize = 16;
-/// `struct nfgenmsg`: family, version, and a number that lists have no use for.
+/// The length of `struct nfgenmsg`: family, version, and a number that lists do not use.
 const FIXED: usize = 4;
 const LONGEST_ANSWER: usize = 64 << 10;
 
-/// The subsystem of tables in the upper byte, what is said in the lower.
+/// The subsystem of tables is the upper byte, the kind of message the lower.
 const TABLE: u16 = 10 << 8;
 const GET_TABLES: u16 = TABLE | 1;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// A request, for everything there is.
+/// A request for all objects.
 const FLAGS: u16 = 0x1 | 0x300;
 const NAME: u16 = 1;
 
-/// The names of all tables in the calling thread's network. None where the kernel knows no tables or does not tell us: then there
-/// can be none of ours.
+/// Returns the names of all tables in the calling thread's network namespace. Returns none if the
+/// kernel has no tables or refuses to list them: then none can be ours.
 pub(super) fn tables() -> io::Result<Vec<String>> {
     let opened = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -52,7 +52,7 @@ pub(super) fn tables() -> io::Result<Vec<String>> {
     }
 }
 
-/// The first of several messages: its kind, what follows its header, and the others.
+/// Splits off the first of several messages: returns its kind, its body, and the other messages.
 fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes([*bytes.get(4)?, *bytes.get(5)?]);
@@ -60,7 +60,7 @@ fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// The name among a table's attributes.
+/// Returns the name among a table's attributes.
 fn name(body: &[u8]) -> Option<String> {
     let mut rest = body.get(FIXED..)?;
     loop {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_tables_name_is_read_from_what_the_kernel_sends() {
-        // As sent for `table inet example`: a number (type 2) before the name (type 1).
+        // The answer for `table inet example`: a number (type 2) before the name (type 1).
         let attributes = [8, 0, 2, 0, 0, 0, 0, 0, 12, 0, 1, 0, b'e', b'x', b'a', b'm', b'p', b'l', b'e', 0];
         let mut message = Vec::new();
         message.extend_from_slice(&((HEADER + FIXED + attributes.len()) as u32).to_ne_bytes());

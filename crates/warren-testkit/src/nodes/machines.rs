@@ -1,4 +1,4 @@
-//! The Node objects: made, and kept alive by a sign of life now and then.
+//! The Node objects and their heartbeats.
 
 use std::sync::{Arc, PoisonError};
 
@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 
 use super::{HEARTBEAT, OPENING, Shared, StartError};
 
-/// Processors of a node: more than any number of simulated pods asks for, less than a request meant to fit nowhere.
+/// The processors of a node: more than any number of simulated pods requests, but less than a
+/// request that is meant to fit nowhere.
 pub(super) const CPUS: u64 = 100_000;
 
-/// The label that tells simulated nodes from real ones.
+/// The label of simulated nodes.
 const LABEL: &str = "nodes.warren.dev/simulated";
 
 pub(super) async fn register(nodes: &Api<Node>, name: &str, closed: bool) -> Result<(), kube::Error> {
@@ -30,8 +31,8 @@ pub(super) async fn register(nodes: &Api<Node>, name: &str, closed: bool) -> Res
     Ok(())
 }
 
-/// Waits until a node has lost the taints of one that is not ready: a control plane gives them to every new node, and takes
-/// them away when it has seen the status.
+/// Waits until a node has lost the not-ready taints. A control plane adds them to every new node,
+/// and removes them when it has seen the status.
 pub(super) async fn wait_until_open(nodes: &Api<Node>, name: &str) -> Result<(), StartError> {
     let open = |node: Option<&Node>| {
         node.is_some_and(|node| {
@@ -45,20 +46,19 @@ pub(super) async fn wait_until_open(nodes: &Api<Node>, name: &str) -> Result<(),
     }
 }
 
-/// All simulated nodes, in the order of their names.
 pub(super) async fn list(nodes: &Api<Node>) -> Result<Vec<Node>, kube::Error> {
     Ok(nodes.list(&ListParams::default().labels(LABEL)).await?.items)
 }
 
-/// Gives signs of life for as long as it is polled.
+/// Sends heartbeats as long as it is polled.
 pub(super) async fn beat(nodes: Api<Node>, names: Vec<String>) {
     let mut beats = tokio::time::interval(HEARTBEAT);
-    // The first one comes at once, right after registering.
+    // Skip the first tick, which comes at once after the registration.
     beats.tick().await;
     loop {
         beats.tick().await;
         for name in &names {
-            // A server that is away for a moment hears the next one.
+            // If the server is unavailable, the next heartbeat will do.
             let _ = nodes
                 .patch_status(name, &PatchParams::default(), &Patch::Merge(&status(Timestamp::now())))
                 .await;
@@ -66,7 +66,7 @@ pub(super) async fn beat(nodes: Api<Node>, names: Vec<String>) {
     }
 }
 
-/// Knows what the nodes are like at the moment: somebody may label, drain or delete one.
+/// Keeps the list of nodes up to date: a test may label, drain or delete one.
 pub(super) async fn watch(nodes: Api<Node>, shared: Arc<Shared>) {
     let config = watcher::Config::default().labels(LABEL);
     let events = watcher(nodes, config).default_backoff();
@@ -86,7 +86,7 @@ pub(super) async fn watch(nodes: Api<Node>, shared: Arc<Shared>) {
             Ok(watcher::Event::Delete(node)) => {
                 machines.retain(|machine| machine.name_any() != node.name_any());
             }
-            // The watch begins again by itself.
+            // The watch restarts by itself.
             Err(_) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What a pod needs next. Pure.
+//! Decides the next action for a pod. Pure.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{FATE, Fate, READY_AFTER, SCHEDULER, TERMINATE_AFTER};
 pub(super) struct World<'a> {
     pub(super) pod: &'a Pod,
     pub(super) machines: &'a [Node],
-    /// Whose turn it is among the machines.
+    /// The counter that spreads pods over the machines.
     pub(super) turn: usize,
     pub(super) only_asked_for: bool,
 }
@@ -22,14 +22,14 @@ pub(super) struct World<'a> {
 pub(super) enum Action {
     /// Place it on this node.
     Bind(String),
-    /// Say that it has come to this.
+    /// Publish the status of this fate.
     Publish(Fate),
-    /// Let it go.
+    /// Remove it.
     Remove,
 }
 
 impl Action {
-    /// Whether doing the other after this one would do the same again.
+    /// Returns true if `other` after this action would only repeat it.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         matches!((self, other), (Self::Bind(_), Self::Bind(_))) || self == other
     }
@@ -45,8 +45,9 @@ pub(super) fn next(world: &World<'_>) -> Option<Action> {
         world.machines.iter().find(|machine| machine.name_any() == place)?;
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        // A server removes a pod in two writes. Where the client went away between them, no time is left and the pod
-        // is still there: kubelet, or the collector of pods for those without a place, asks once more.
+        // A server removes a pod in two writes. If the client disconnects between them, the grace
+        // period is zero and the pod still exists. Then kubelet asks again, or the pod collector
+        // for pods without a node.
         let no_time_left = pod.metadata.deletion_grace_period_seconds == Some(0);
         let remove = if no_time_left { pod.finalizers().is_empty() } else { place.is_some() };
         return remove.then_some(Action::Remove);
@@ -67,7 +68,7 @@ pub(super) fn next(world: &World<'_>) -> Option<Action> {
         let fitting: Vec<&Node> = world.machines.iter().filter(|machine| fits(pod, machine)).collect();
         return match fitting.get(world.turn % fitting.len().max(1)) {
             Some(machine) if fate != Fate::Unschedulable => Some(Action::Bind(machine.name_any())),
-            // Only told by the scheduler that the pod names, and once.
+            // Only the scheduler that the pod names reports this, and only once.
             _ if asked_for && !told_unschedulable(pod) => Some(Action::Publish(Fate::Unschedulable)),
             _ => None,
         };
@@ -78,13 +79,13 @@ pub(super) fn next(world: &World<'_>) -> Option<Action> {
         ("Running", false, false) => Some(Fate::NoAddress),
         _ => None,
     };
-    // One that was unschedulable and has been placed by somebody is as ready as any.
+    // A pod marked unschedulable that was placed by another scheduler becomes ready.
     let wanted = if fate == Fate::Unschedulable { Fate::Ready } else { fate };
-    // A real scheduler that came second says that it could not place the pod; it is placed.
+    // A slower real scheduler may have reported that it could not place the pod. Correct it.
     (is != Some(wanted) || told_unschedulable(pod)).then_some(Action::Publish(wanted))
 }
 
-/// How long to wait before an action.
+/// Returns the time to wait before an action.
 pub(super) fn delay(
     pod: &Pod,
     action: &Action,
@@ -103,7 +104,7 @@ pub(super) fn delay(
     }
 }
 
-/// The status that says what a pod has come to.
+/// Builds the status of an action.
 pub(super) fn status(pod: &Pod, action: &Action, address: &str, now: Timestamp) -> Value {
     let Action::Publish(fate) = action else { return json!({}) };
     let condition = |type_: &str, holds: bool| {
@@ -170,7 +171,8 @@ fn has_address(pod: &Pod) -> bool {
     pod.status.as_ref().is_some_and(|status| status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty()))
 }
 
-/// Whether a machine takes pods and has the labels that this one wants. Room is never short: a simulated pod takes none.
+/// Returns true if a machine accepts pods and has the labels that this one requires. Capacity is
+/// never short: simulated pods use none.
 fn fits(pod: &Pod, machine: &Node) -> bool {
     let spec = pod.spec.as_ref();
     let closed = machine.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
@@ -185,7 +187,8 @@ fn fits(pod: &Pod, machine: &Node) -> bool {
     !closed && labelled && !too_large
 }
 
-/// A number of processors; servers write large ones with a suffix. What is not a number asks for none.
+/// Parses a number of processors. Servers write large ones with a suffix. Invalid text counts as
+/// zero.
 fn processors(quantity: &str) -> u64 {
     let digits = quantity.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let factor = match &quantity[digits.len()..] {

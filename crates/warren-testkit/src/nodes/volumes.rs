@@ -1,4 +1,4 @@
-//! A volume for every claim: made to measure, so that the control plane binds the two.
+//! Creates a matching volume for every claim, so that the control plane binds the two.
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -15,7 +15,7 @@ pub(super) async fn bind(client: Client) {
     while let Some(event) = events.next().await {
         let Ok(claim) = event else { continue };
         if let Some(volume) = volume_for(&claim) {
-            // One that exists was made for this claim before.
+            // An existing volume was created for this claim before.
             let _ = volumes.create(&PostParams::default(), &volume).await;
         }
     }
@@ -37,7 +37,7 @@ fn volume_for(claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": spec.storage_class_name.clone().unwrap_or_default(),
             "volumeMode": spec.volume_mode.clone().unwrap_or_else(|| "Filesystem".to_owned()),
-            // A path that nobody opens: no pod of a simulated node runs.
+            // The path is never opened, because pods of simulated nodes do not run.
             "hostPath": {"path": "/nonexistent"},
             "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": claim.name_any(),
                 "namespace": claim.namespace()?, "uid": uid},

@@ -1,3 +1,5 @@
+//! Tests of structural schemas.
+
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A runtime's command line, and how a process becomes one of its commands.
+//! The command line of a runtime, and running one of its commands.
 
 use std::convert::Infallible;
 use std::fs;
@@ -17,20 +17,19 @@ use super::super::writable_directory;
 use crate::defaults;
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind, RuntimeProgram};
 
-/// How a runtime is called for one container.
+/// The parameters of a runtime for one container.
 #[derive(Debug)]
 pub(super) struct Invocation {
     program: RuntimeProgram,
-    /// Where it keeps what it knows: in the pod's directory, so that it goes with the pod.
+    /// The runtime's state directory. It is in the pod's directory and is removed with it.
     state: PathBuf,
-    /// What it has to say, a line of JSON each.
+    /// The runtime's log, one JSON object per line.
     log: PathBuf,
 }
 
-/// Of what a runtime said, so much is looked at from the end.
+/// The number of bytes read from the end of a runtime's log.
 const LAST_WORDS: u64 = 16 << 10;
 
-/// One line of a runtime's log.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(default)]
@@ -53,26 +52,25 @@ impl Invocation {
         self.program.kind
     }
 
-    /// The directory of what the runtime knows.
     pub(super) fn state(&self) -> &Path {
         &self.state
     }
 
-    /// The whole command line of one of its commands.
+    /// Returns the whole command line of a command.
     pub(super) fn words(&self, command: &[&str]) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut words = vec![text(&self.program.path)];
         words.extend(["--root".to_owned(), text(&self.state), "--log".to_owned(), text(&self.log)]);
         words.extend(["--log-format", "json"].map(str::to_owned));
         if self.program.kind == RuntimeKind::Gvisor {
-            // All its processes are born in the container's cgroup, whose limits are ours to set.
+            // All its processes start in the container's cgroup, which has the limits.
             words.push("--ignore-cgroups".to_owned());
         }
         words.extend(command.iter().map(|word| (*word).to_owned()));
         words
     }
 
-    /// What it last complained about.
+    /// Returns the last error in its log.
     pub(super) fn complaint(&self) -> Option<String> {
         let mut file = fs::File::open(&self.log).ok()?;
         let length = file.metadata().ok()?.len();
@@ -88,19 +86,20 @@ fn complaint_in(log: &str) -> Option<String> {
     lines.rfind(|line| ["error", "fatal"].contains(&line.level.as_str())).map(|line| line.msg)
 }
 
-/// What a command has around it.
+/// The environment of a command.
 pub(super) struct Surroundings<'a> {
-    /// The cgroup that it works in, if not the keeper's.
+    /// The cgroup to enter, if not the keeper's.
     pub(super) entrance: Option<&'a Entrance>,
-    /// Its streams; without, it reads nothing and complains into the shim's log.
+    /// Its streams. If `None`, it has no input and writes to the shim's log.
     pub(super) streams: Option<Streams<'a>>,
-    /// A descriptor that it gets beside the standard ones.
+    /// A descriptor that it inherits beside the standard ones.
     pub(super) kept: Option<BorrowedFd<'a>>,
 }
 
-/// Becomes a command. Returns only an error.
+/// Executes a command. Returns only on error.
 pub(super) fn become_command(words: &[String], around: Surroundings<'_>) -> Result<Infallible, StepError> {
-    // Commands are the business of whoever forked this process; what they start is not, and does not inherit this.
+    // A command dies with the process that forked this one. The processes that it starts do not
+    // inherit this.
     child::die_with_parent()?;
     rustix::process::setsid().step(|| "make a session".to_owned())?;
     if let Some(entrance) = around.entrance {
@@ -120,7 +119,7 @@ pub(super) fn become_command(words: &[String], around: Surroundings<'_>) -> Resu
     if let Some(kept) = around.kept {
         super::keep_open(kept).step(|| "keep a descriptor".to_owned())?;
     }
-    // Of our own environment nothing is meant for a runtime.
+    // A runtime gets none of our environment variables.
     Program::new(words, &[format!("PATH={}", defaults::PATH)])?.run()
 }
 

@@ -1,5 +1,5 @@
-//! The `config.json` of a container's bundle: the description that our own containers are made from, in the words of the OCI
-//! runtime specification, with what we do by ourselves said out loud.
+//! The `config.json` of a container's bundle: converts our description of a container into the OCI
+//! runtime specification. Properties that our own containers have implicitly are written out.
 
 use rustix::process::Resource;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 use crate::seccomp_profile;
 use crate::spec::Process;
 
-/// The version of the specification whose words are used.
+/// The version of the specification that is written.
 const VERSION: &str = "1.0.2";
 
 /// Paths of the pod's namespaces.
@@ -28,7 +28,7 @@ pub(super) struct NamespacePaths {
     pub(super) network: String,
 }
 
-/// The whole file.
+/// Builds the whole configuration.
 pub(super) fn config(
     kind: RuntimeKind,
     pod: &PodRequest,
@@ -57,8 +57,8 @@ pub(super) fn config(
     match kind {
         RuntimeKind::Gvisor => {
             config["hostname"] = json!(pod.hostname);
-            // It is a kernel of its own, with a system call filter of its own towards ours. Its user namespace is new, for it
-            // cannot enter one; the map is the pod's.
+            // It is a kernel of its own, with a system call filter of its own towards the host. It
+            // cannot join a user namespace, so it gets a new one with the pod's id map.
             config["linux"]["namespaces"] = json!([
                 {"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "user"},
                 {"type": "network", "path": namespaces.network},
@@ -78,7 +78,7 @@ pub(super) fn config(
     config
 }
 
-/// A process: a container's first, or a further one.
+/// Builds a process: a container's first one or a later one.
 pub(super) fn process(process: &Process, environment: &[String], terminal: bool) -> Value {
     let bounding: Vec<String> = match &process.capabilities {
         Some(capabilities) => capabilities.bounding.clone(),
@@ -90,7 +90,7 @@ pub(super) fn process(process: &Process, environment: &[String], terminal: bool)
         .iter()
         .map(|limit| json!({"type": limit.kind, "soft": limit.soft, "hard": limit.hard}))
         .collect();
-    // A runtime that may not raise its own limit may not raise the container's.
+    // A runtime that may not raise its own limit may not raise the container's either.
     let allowed = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     for (kind, value) in [("RLIMIT_CORE", 0), ("RLIMIT_NOFILE", defaults::OPEN_FILES.min(allowed))] {
         if !process.rlimits.iter().any(|limit| limit.kind == kind) {
@@ -116,7 +116,7 @@ pub(super) fn process(process: &Process, environment: &[String], terminal: bool)
     })
 }
 
-/// What every container has, and what this one is shown.
+/// Builds the standard mounts and those of this container.
 fn mounts(shown: &[Shown]) -> Vec<Value> {
     let standard = |destination: &str, kind: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": kind, "options": options});
     let mut mounts = vec![
@@ -141,7 +141,8 @@ fn mounts(shown: &[Shown]) -> Vec<Value> {
     mounts
 }
 
-/// Our own list of system calls. A call that has no name here is refused, as one that is not on the list.
+/// Converts our list of system calls. A call without a name here is refused, like one that is not
+/// on the list.
 fn seccomp() -> Value {
     let mut rules = Vec::new();
     let mut plain = Vec::new();
@@ -164,7 +165,7 @@ fn seccomp() -> Value {
             Action::Check(Check::Only { argument, values }) => {
                 values.into_iter().for_each(|value| allow_if(argument, value, "SCMP_CMP_EQ"));
             }
-            // Rules are joined by "or", so what is not forbidden is allowed piece by piece.
+            // Rules are joined by "or", so allow the ranges between the forbidden values.
             Action::Check(Check::Not { argument, values }) => {
                 let (Some(&least), Some(&most)) = (values.iter().min(), values.iter().max()) else {
                     continue;

@@ -1,5 +1,6 @@
-//! A container's files for a runtime that takes paths: its root file system and volumes, attached where only the keeper and
-//! what it starts see them. They go with the last of those processes.
+//! A container's files for a runtime that takes paths: its root file system and volumes. They are
+//! attached where only the keeper and its children see them, and end with the last of those
+//! processes.
 
 use std::fs;
 use std::io;
@@ -15,11 +16,12 @@ use super::super::rootfs::{self, Detached, Kept, Layers, Message, Step, StepErro
 use super::super::{Workshop, writable_directory};
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 
-/// Where files are shown to the runtime. Every system has this directory, everybody may walk to it (a runtime works as the
-/// pod's root, who may not walk to the pod's directory), and no runtime needs what the host has there.
+/// The place where files are shown to the runtime. Every system has this directory, and every user
+/// may enter it. A runtime works as the pod's root, who may not enter the pod's directory. No
+/// runtime needs the host's contents of it.
 const STAGE: &str = "/dev/shm";
 
-/// What the runtime is told.
+/// The paths for the runtime.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) root: PathBuf,
@@ -27,7 +29,7 @@ pub(super) struct Files {
     pub(super) messages: Vec<Message>,
 }
 
-/// A file or directory that is to appear in the container.
+/// A file or directory to show in the container.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) source: PathBuf,
@@ -36,8 +38,8 @@ pub(super) struct Shown {
     pub(super) no_exec: bool,
 }
 
-/// Makes and attaches everything, in a new mount namespace of the calling process. Returns to the network namespace that it
-/// was called in.
+/// Makes and attaches all files, in a new mount namespace of the calling process. The process stays
+/// in its network namespace.
 pub(super) fn assemble(
     workshop: &Workshop,
     kind: RuntimeKind,
@@ -73,12 +75,14 @@ pub(super) fn assemble(
     Ok(Files { root, mounts, messages })
 }
 
-/// Releases of `runsc` before August 2024, and so Debian's, believe a network namespace to be the machine's own if this
-/// directory has a file `rmem_default`. Since Linux 6.11 every one has it.
+/// Releases of `runsc` before August 2024, and so Debian's, take a network namespace for the
+/// machine's own if this directory has a file `rmem_default`. Since Linux 6.11 every namespace has
+/// it.
 const NETWORK_DEFAULTS: &str = "/proc/sys/net/core";
 
-/// Shows an empty directory in its place, in the pod's network namespace alone: each has one of its own. A second, whole
-/// `/proc` is put on the stage, because the kernel grants a new one only to those who see a whole one already.
+/// Hides the directory behind an empty one, in the pod's network namespace only. A second, complete
+/// `/proc` is mounted on the stage, because the kernel allows a new one only to processes that see
+/// a complete one.
 fn hide_network_defaults(stage: &Path, network_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let whole = stage.join("proc");
     fs::create_dir(&whole)?;
@@ -105,7 +109,7 @@ fn attach_root(
     mount::attach(first.mount.as_fd(), root).step(step)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top = rustix::fs::open(root, flags, Mode::empty()).step(step)?;
-    // Paths in an image lead nowhere but into the image.
+    // Resolve paths of the image inside the image.
     let stay = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
     for overlay in others {
         let step = || format!("attach {}", overlay.target.display());

@@ -1,8 +1,9 @@
-//! The keeper: a process beside each container of another runtime. It is a fork of the shim with one thread, outside the
-//! container's cgroup, and the one that the runtime's processes are left to when the runtime's command has ended.
+//! The keeper: a process beside each container of another runtime. It is a single-threaded fork of
+//! the shim, outside the container's cgroup. When a runtime's command ends, the keeper becomes the
+//! parent of the processes that it left.
 //!
-//! Its end is the container's: the same exit code, or the same signal. If the shim dies, it ends the container; if it is
-//! killed itself, the shim does.
+//! The keeper ends as the container does: with the same exit code or signal. If the shim dies, the
+//! keeper ends the container. If the keeper is killed, the shim does.
 
 use std::fs;
 use std::io;
@@ -26,13 +27,13 @@ use crate::container::streams::Inside;
 use crate::container::{Network, PodNamespaces, Workshop, finish_child, writable_directory};
 use crate::protocol::{ContainerRequest, PodRequest};
 
-/// How long a command may take that only tidies up, or passes a signal on.
+/// The time limit of commands that only clean up or forward a signal.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How soon to strike again at processes that were being started when they were to be killed.
+/// The interval of repeated kills, for processes that were being started meanwhile.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What a keeper is to do.
+/// The parameters of a keeper.
 pub(super) struct Job<'a> {
     pub(super) workshop: &'a Workshop,
     pub(super) pod: &'a PodRequest,
@@ -42,11 +43,10 @@ pub(super) struct Job<'a> {
     pub(super) cgroup: &'a Cgroup,
     pub(super) entrance: &'a Entrance,
     pub(super) namespaces: &'a PodNamespaces,
-    /// The shim's process id.
     pub(super) shim: i32,
 }
 
-/// The keeper's life. Never returns: neither a failure nor a panic may go on as a second shim.
+/// Runs the keeper. Never returns: after a failure or panic there must not be a second shim.
 pub(super) fn live(
     job: &Job<'_>,
     inside: &Inside,
@@ -63,13 +63,12 @@ pub(super) fn live(
             Err(StepError { step: "start the container".to_owned(), source }.into())
         }),
     };
-    // The container runs.
     drop(report);
     let exit = catch_unwind(AssertUnwindSafe(|| keeper.keep(&container)));
     end_as(exit.unwrap_or(Exit::Signal(libc::SIGKILL)))
 }
 
-/// Ends in a given way.
+/// Ends this process in a given way.
 fn end_as(exit: Exit) -> ! {
     match exit {
         Exit::Code(code) => process::exit_now(code),
@@ -83,7 +82,7 @@ fn end_as(exit: Exit) -> ! {
     }
 }
 
-/// Everything up to the container's start.
+/// Does everything up to the container's start.
 fn begin<'a>(
     job: &'a Job<'a>,
     inside: &Inside,
@@ -107,12 +106,12 @@ fn begin<'a>(
     kept.extend(job.entrance.files());
     kept.extend(job.entrance.clone_into());
     kept.extend(job.workshop.volumes.values().map(AsFd::as_fd));
-    // What else the shim has is its own: whoever is connected to it must notice its end.
+    // Close everything else of the shim: its clients must notice when it ends.
     process::close_from(3, &kept).step(step)?;
 
     let kind = job.invocation.kind();
     let user = job.namespaces.user.as_fd();
-    // The pod's root has to walk through the directories that are made for it.
+    // The pod's root must be able to enter the new directories.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let files = files::assemble(job.workshop, kind, job.pod, job.request, user, network.as_fd())?;
     let directory = writable_directory(&job.pod.directory, &job.request.name, job.request.attempt);
@@ -140,7 +139,7 @@ fn begin<'a>(
     Err(started)
 }
 
-/// The container's first process: left to us by the command that made it.
+/// Takes over the container's first process from the command that made it.
 fn adopt(pid_file: &Path) -> Result<Child, StepError> {
     let step = || "find the container's process".to_owned();
     let number = fs::read_to_string(pid_file).step(step)?;
@@ -155,7 +154,7 @@ fn descriptors<'a>(streams: &Streams<'a>) -> Vec<BorrowedFd<'a>> {
     }
 }
 
-/// The shim holds the pod's namespaces, so its descriptors are their paths.
+/// Returns the paths of the pod's namespaces: descriptors of the shim, which holds them.
 fn namespace_paths(job: &Job<'_>, network: &OwnedFd) -> NamespacePaths {
     let path = |descriptor: &OwnedFd| format!("/proc/{}/fd/{}", job.shim, descriptor.as_raw_fd());
     NamespacePaths {
@@ -170,24 +169,23 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// For commands that have nothing to do with the container's streams.
+/// Returns the environment of commands that do not use the container's streams.
 fn alone() -> Surroundings<'static> {
     Surroundings { entrance: None, streams: None, kept: None }
 }
 
-/// A container from its creation on.
+/// A container after its creation.
 struct Running<'a> {
     job: &'a Job<'a>,
     /// Readable once the shim has ended.
     shim: OwnedFd,
     signals: &'a Seqpacket,
-    /// The termination messages that it leaves.
     messages: Vec<Message>,
-    /// Nothing of it is to live on.
+    /// True once the container is to be killed.
     killed: bool,
 }
 
-/// What a keeper may wait for.
+/// The events that a keeper waits for.
 enum Happened {
     Ended,
     Signal(i32),
@@ -195,7 +193,7 @@ enum Happened {
 }
 
 impl Running<'_> {
-    /// Passes signals on until the container has ended, and has the runtime forget it.
+    /// Forwards signals until the container has ended, and then removes it from the runtime.
     fn keep(&mut self, container: &Child) -> Exit {
         loop {
             let timeout = self.killed.then_some(AGAIN);
@@ -205,7 +203,7 @@ impl Running<'_> {
                 Happened::Signal(signal) => {
                     let number = signal.to_string();
                     let command = ["kill", self.job.id, &number];
-                    // A container that has just ended cannot be sent any; that it has is seen next.
+                    // Signalling a container that has just ended fails. The end is seen next.
                     if let Err(error) = self.command(&command, alone(), Some(PATIENCE)) {
                         complain!("warren: keeper: {}: {}", error.step, error.source);
                     }
@@ -218,7 +216,7 @@ impl Running<'_> {
         exit
     }
 
-    /// Ends everything in the container's cgroup, now and whenever it is looked at again.
+    /// Kills all processes in the container's cgroup. The caller repeats it until they are gone.
     fn kill(&mut self) {
         self.killed = true;
         if let Err(error) = self.job.cgroup.kill_all() {
@@ -232,7 +230,7 @@ impl Running<'_> {
         }
     }
 
-    /// Runs one of the runtime's commands to its end, or for as long as there is patience.
+    /// Runs a command of the runtime until it ends or times out.
     fn command(
         &mut self,
         command: &[&str],
@@ -261,7 +259,7 @@ impl Running<'_> {
                     break;
                 }
                 Happened::Signal(libc::SIGKILL) | Happened::TimedOut => self.kill(),
-                // One that does not run yet, or not any more.
+                // The container is not running yet or any more.
                 Happened::Signal(_) => {}
             }
         }
@@ -275,7 +273,7 @@ impl Running<'_> {
         }
     }
 
-    /// Waits for the end of a child, or for a signal that is to be passed on. If the shim ends, so does everything.
+    /// Waits for the end of a child or a signal to forward. If the shim ends, ends everything.
     fn wait_for(&self, child: &Child, timeout: Option<Duration>) -> Happened {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
@@ -288,10 +286,10 @@ impl Running<'_> {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(0) => return Happened::TimedOut,
                 Ok(_) => {}
-                // Out of memory: what is known for certain is the child's end.
+                // Out of memory. Waiting for the child still works.
                 Err(_) => return Happened::Ended,
             }
-            // A process that is killed lets go of its sockets before it counts as ended.
+            // A killed process closes its sockets before it counts as ended.
             let let_go = waits[2].revents().contains(PollFlags::HUP);
             let [ended, shim, signal] = waits.map(|wait| !wait.revents().is_empty());
             if shim || let_go {
@@ -312,12 +310,13 @@ impl Running<'_> {
                 let number = packet.bytes.as_slice().try_into().map_or(0, i32::from_ne_bytes);
                 Happened::Signal(number)
             }
-            // Seen as its end when it is waited for again.
+            // The next wait sees the end.
             Ok(None) | Err(_) => Happened::Signal(libc::SIGKILL),
         }
     }
 
-    /// Whoever removes the pod in the shim's place does not wait for a command of ours.
+    /// Ends everything after the shim is gone. Does not run the runtime's commands: the process
+    /// that cleans up in the shim's place does not wait for them.
     fn end_with_shim(&self, child: &Child) -> ! {
         let _ = child.signal(libc::SIGKILL);
         if let Err(error) = cleanup::remove_cgroup(self.job.cgroup) {

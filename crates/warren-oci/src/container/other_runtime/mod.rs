@@ -1,14 +1,14 @@
-//! Containers that another OCI runtime makes and keeps (`runsc`, `runc`): from the shim's side.
+//! Containers of another OCI runtime (`runsc`, `runc`), seen from the shim.
 //!
-//! For each there is a process of ours beside it, the keeper ([`keeper`]), a fork of the shim that executes nothing itself.
-//! It puts the root file system together in a mount namespace of its own ([`files`]), writes the bundle ([`config`]), has
-//! the runtime create and start the container, and ends as the container does. So for the shim it stands where the first
-//! process of a container of our own would: it reports, runs and ends in the same way, and the event loop knows no
-//! difference.
+//! Each has a process of ours beside it, the keeper ([`keeper`]): a fork of the shim that executes
+//! no other program. It sets up the root file system in a mount namespace of its own ([`files`]),
+//! writes the bundle ([`config`]), has the runtime create and start the container, and ends as the
+//! container does. For the shim it takes the place of the first process of a native container: it
+//! reports, runs and ends in the same way, and the event loop treats both alike.
 //!
-//! Everything that the runtime starts is in the container's cgroup, which we make and limit ourselves; its state is in
-//! the pod's directory; its mounts go with its last process. After `kill -9` of anybody there is nothing to find that a pod
-//! of our own would not leave.
+//! All processes of the runtime are in the container's cgroup, which we make and limit. The
+//! runtime's state is in the pod's directory. Mounts end with their last process. So a `kill -9` of
+//! any process leaves no more behind than with native containers.
 
 mod command;
 mod config;
@@ -35,17 +35,17 @@ use super::{
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind, RuntimeProgram};
 use crate::spec::Process;
 
-/// A container in the care of another runtime.
+/// A container that another runtime keeps.
 #[derive(Debug)]
 pub(super) struct RuntimeContainer {
     invocation: Invocation,
-    /// What the runtime calls it.
+    /// The runtime's name for it.
     id: String,
-    /// To its keeper, who passes signals on.
+    /// A socket to the keeper, which forwards signals.
     signals: Seqpacket,
 }
 
-/// Starts a container. As for one of our own, how it went comes through its report.
+/// Starts a container. As for a native one, failures arrive through its report.
 pub(super) fn start(
     workshop: &Workshop,
     pod: &PodRequest,
@@ -97,23 +97,26 @@ pub(super) fn start(
         spec: request.spec.clone(),
         entrance,
         terminals,
-        // Its keeper has them.
+        // The keeper stores them.
         messages: Vec::new(),
         keeper: Keeper::Runtime(RuntimeContainer { invocation, id, signals }),
     })
 }
 
-/// How many threads of the host a runtime needs for so many in the container.
+/// Returns the number of host threads that a runtime needs for a number of threads in the
+/// container.
 pub(super) fn threads(kind: RuntimeKind, inside: u64) -> u64 {
     match kind {
         RuntimeKind::Plain => inside,
-        // Counted with releases of 2022 and 2026: about forty at rest, and two for each inside. When it cannot have one more, it
-        // does not refuse a fork but ends, and everything with it.
+        // Measured with releases of 2022 and 2026: about forty when idle, and two for each thread
+        // inside. If the limit is reached, `runsc` does not fail a fork but ends, and the container
+        // with it.
         RuntimeKind::Gvisor => inside.saturating_mul(2).saturating_add(128),
     }
 }
 
-/// A name that no other container on the machine has, and short: `runsc` makes a socket's name of it, which has 108 bytes.
+/// Returns a name that is unique on the machine. It is short because `runsc` makes a socket name of
+/// it, which is limited to 108 bytes.
 fn container_id(pod_uid: &str, name: &str, attempt: u32) -> String {
     // FNV-1a.
     let hash =
@@ -122,7 +125,7 @@ fn container_id(pod_uid: &str, name: &str, attempt: u32) -> String {
 }
 
 impl RuntimeContainer {
-    /// Has the keeper send a signal. A keeper that has ended has no container left.
+    /// Sends a signal through the keeper. If the keeper has ended, so has the container.
     pub(super) fn signal(&self, signal: i32) -> io::Result<()> {
         if !(1..=64).contains(&signal) {
             let message = format!("{signal} is not a signal that can be sent");
@@ -134,7 +137,7 @@ impl RuntimeContainer {
         }
     }
 
-    /// Starts a further process: one of the runtime's, which stands for it.
+    /// Starts another process. A process of the runtime represents it.
     pub(super) fn exec(
         &self,
         workshop: &Workshop,
@@ -151,7 +154,8 @@ impl RuntimeContainer {
             drop(report);
             let life = || -> Result<std::convert::Infallible, Failure> {
                 let null = child::open_null()?;
-                // Where the container's files are. `runc` begins in its root directory.
+                // Enter the namespace of the container's files. `runc` starts in its root
+                // directory.
                 let step = || "enter the keeper's mount namespace".to_owned();
                 let files = namespace::open(keeper, "mnt").step(step)?;
                 namespace::enter_one(files.as_fd()).step(step)?;
@@ -171,7 +175,7 @@ impl RuntimeContainer {
     }
 }
 
-/// A process as a file that only its descriptor leads to: nothing of an exec stays behind.
+/// Writes a process description to a memory file, so that an exec leaves no file behind.
 fn describe(program: &Process, environment: &[String], terminal: bool) -> Result<OwnedFd, StepError> {
     let step = || "describe the process".to_owned();
     let file = rustix::fs::memfd_create("warren-process", rustix::fs::MemfdFlags::CLOEXEC).step(step)?;
@@ -185,7 +189,7 @@ fn write_all(file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
     std::fs::File::from(file.try_clone_to_owned()?).write_all(bytes)
 }
 
-/// Lets the next program have a descriptor.
+/// Lets the next program inherit a descriptor.
 fn keep_open(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?)
 }

@@ -1,5 +1,5 @@
-//! A short message that a container leaves when it ends. The container sees a file in memory of its own, so that it can write
-//! no more than a page, and nothing to the disk.
+//! The termination message of a container. The container sees a file in memory, so that it can
+//! write no more than a page, and nothing to disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,10 +14,9 @@ use super::Layers;
 use crate::idmap::IdRange;
 use crate::kernel::Layering;
 
-/// The bytes of a message that are kept: kubelet's number.
+/// The maximum length of a message that is kept, in bytes. The number is kubelet's.
 const LONGEST: usize = 4096;
 
-/// The file of a message.
 #[derive(Debug)]
 pub(crate) struct Message {
     file: File,
@@ -25,10 +24,10 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Makes the file, open to every user of the container, and a detached mount of it.
+    /// Makes the file, writable for every user of the container, and a detached mount of it.
     pub(super) fn make(kept_at: PathBuf, ids: IdRange, layers: &Layers<'_>) -> io::Result<(Self, OwnedFd)> {
         let size = LONGEST.to_string();
-        // One inode is the directory, the other the file. Nothing else fits in.
+        // One inode is for the directory and one for the file.
         let options = [FsOption::Text("size", &size), FsOption::Text("nr_inodes", "2")];
         let memory = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -37,7 +36,8 @@ impl Message {
         std::os::unix::fs::fchown(&file, Some(ids.first), Some(ids.first))?;
         let copy = match layers.layering {
             Layering::Detached => mount::copy_mount_of(file.as_fd(), false)?,
-            // Copies are only made of what is attached. The mount namespace is this process's alone.
+            // Only attached mounts can be copied. The mount namespace belongs to this process
+            // alone.
             Layering::Attached => {
                 mount::attach(memory.as_fd(), layers.place)?;
                 let copy = mount::copy_mount_of(file.as_fd(), false);
@@ -48,7 +48,8 @@ impl Message {
         Ok((Self { file: file.into(), kept_at }, copy))
     }
 
-    /// Writes down what the container has left, if anything. Errors are the caller's to tell: the container's end matters more.
+    /// Stores the message, if there is one. The caller only reports errors: the container's end
+    /// matters more.
     pub(crate) fn keep(&self) -> io::Result<()> {
         let mut text = [0; LONGEST];
         let mut length = 0;
@@ -70,7 +71,7 @@ impl Message {
     }
 }
 
-/// Keeps all messages of a container that has ended.
+/// Stores all messages of a container that has ended.
 pub(crate) fn keep_all(messages: &[Message]) {
     for message in messages {
         if let Err(error) = message.keep() {

@@ -1,4 +1,5 @@
-//! The overlays of an ordinary user: their layers are the directories themselves, with the owners that they have.
+//! The overlays of an ordinary user. Their layers are the directories themselves, with unmapped
+//! owners.
 
 use std::fs;
 use std::io;
@@ -15,7 +16,7 @@ use super::{
 use crate::kernel::{self, Layering};
 use crate::protocol::Overlay;
 
-/// One overlay, or what stands in for it.
+/// Makes one overlay, or its replacement.
 pub(super) fn overlay(
     overlay: &Overlay,
     writable: &Writable,
@@ -37,9 +38,9 @@ pub(super) fn overlay(
     };
     match made {
         Ok(mount) => Ok(vec![Detached { mount, target: overlay.target.clone(), is_directory: true }]),
-        // Something is mounted below the directory that only root may leave out (a `/usr/local` of its own, say), or the file
-        // system carries no overlay. The directory with all of that, read-only, will do for programs; for the root it would
-        // not.
+        // The overlay failed. Either a mount below the directory (for example a separate
+        // `/usr/local`) can be left out by root only, or the file system does not support overlays.
+        // The read-only directory with its mounts is enough for programs, but not for the root.
         Err(_) if overlay.target != Path::new("/") => read_only(overlay, &lower, attributes)
             .step(|| format!("show {} read-only", overlay.target.display())),
         Err(error) => Err(kernel::explain_overlay(error))
@@ -47,8 +48,9 @@ pub(super) fn overlay(
     }
 }
 
-/// The lowest layer itself, and over it whatever those above hide of it. They have nothing else: only system directories are
-/// shown below a root, and only covers lie over them.
+/// Shows the lowest layer itself and covers the paths that higher layers hide. Higher layers
+/// contain nothing else: only system directories are shown below a root, and only covers lie over
+/// them.
 fn read_only(overlay: &Overlay, lower: &[OwnedFd], attributes: Attributes) -> io::Result<Vec<Detached>> {
     let (Some((directory, covers)), Some(layer)) = (overlay.lower.split_last(), lower.last()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -61,7 +63,7 @@ fn read_only(overlay: &Overlay, lower: &[OwnedFd], attributes: Attributes) -> io
         find_hidden(cover, Path::new(""), &mut hidden)?;
     }
     for path in hidden {
-        // What cannot be found from outside cannot be found from inside.
+        // A path that is missing outside is missing inside too.
         let Ok(found) = fs::symlink_metadata(directory.join(&path)) else { continue };
         let mount = match found.is_dir() {
             true => {
@@ -75,7 +77,7 @@ fn read_only(overlay: &Overlay, lower: &[OwnedFd], attributes: Attributes) -> io
     Ok(mounts)
 }
 
-/// Collects what a layer says is not there.
+/// Collects the paths that a layer hides.
 fn find_hidden(layer: &Path, below: &Path, hidden: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(layer.join(below))? {
         let entry = entry?;
