@@ -19,7 +19,6 @@ use tokio::net::UnixStream;
 
 use crate::home::DataDir;
 
-/// The only node of a local home.
 const NODE: &str = "local";
 /// The part of an archive that is in memory at a time.
 const CHUNK: usize = 256 << 10;

@@ -43,7 +43,6 @@ use crate::sandbox::{self, Progress, SandboxError, SandboxKey, Standing, WaitErr
 /// deleted.
 pub const INIT: &str = "/.warren/init";
 
-/// The name of the volume of [`Launch::kept_directory`].
 const KEPT_VOLUME: &str = "kept";
 
 /// The source of a sandbox.

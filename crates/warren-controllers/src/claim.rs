@@ -117,7 +117,6 @@ impl ClaimController {
         }
     }
 
-    /// Reconciles one claim.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
         let mut set_aside = None;

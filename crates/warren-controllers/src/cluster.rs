@@ -125,7 +125,6 @@ impl Cluster {
         }
     }
 
-    /// Returns the time of day.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.now()
     }

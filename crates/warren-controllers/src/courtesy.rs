@@ -111,7 +111,6 @@ impl Courtesy {
         self.state().last_claim = Some(self.clock.uptime());
     }
 
-    /// Records the duration of a status write.
     pub(crate) fn observe(&self, took: Duration) {
         let uptime = self.clock.uptime();
         self.state().room.observe(took, uptime);

@@ -93,7 +93,6 @@ impl Controller {
 }
 
 impl Queues {
-    /// Closes all queues.
     pub(crate) fn close(&self) {
         Controller::ALL.iter().for_each(|controller| self.of(*controller).close());
     }

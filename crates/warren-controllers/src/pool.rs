@@ -31,7 +31,6 @@ const STARTS: usize = 4;
 /// cluster that refuses so many refuses the rest, too.
 const REPAIRS_THAT_FAIL: usize = 8;
 
-/// As soon as can be.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
 pub(crate) struct PoolController {
@@ -46,7 +45,6 @@ impl PoolController {
         Self { cluster, recorder, settings, memories: Mutex::default() }
     }
 
-    /// Reconciles one pool.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         // Checked before the caches are read, so that observation and expectations are of one
         // moment. A member that has gone meanwhile may have gone with the pool.

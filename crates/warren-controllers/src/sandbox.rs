@@ -18,7 +18,6 @@ use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::telemetry::{self, SandboxSpans, Tracer};
 use crate::wake::Sides;
 
-/// The field manager of this controller's writes.
 const MANAGER: &str = "sandbox-controller";
 
 /// The most rounds of writes in one reconcile. One try and one conflict (another object of the
@@ -41,7 +40,6 @@ pub(crate) struct SandboxController {
 }
 
 impl SandboxController {
-    /// Reconciles one sandbox.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut deleted = HashSet::new();
         let mut failed: Vec<Failure> = Vec::new();

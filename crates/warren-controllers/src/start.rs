@@ -171,7 +171,6 @@ impl Controllers {
         self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), stop, leading, tell));
     }
 
-    /// Runs the workers of a controller's queue.
     fn work(&mut self, controller: Controller, workers: usize) {
         let (engine, queue) = (self.engine.clone(), self.engine.queues().of(controller).clone());
         let passes = Arc::new(Passes::new(self.telemetry.metrics.clone(), queue.clone(), workers));

@@ -67,7 +67,6 @@ impl Telemetry {
         client::hold_back(client, self.metrics.clone(), host, limit)
     }
 
-    /// Records whether this process holds a lease.
     pub(crate) fn set_leading(&self, lease: &str, leads: bool) {
         let mut leases = self.metrics.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.insert(lease.to_owned(), leads);
@@ -98,7 +97,6 @@ impl Telemetry {
         Some(span)
     }
 
-    /// Returns the span of a template's reconcile.
     pub(crate) fn template_span(&self, cluster: &Cluster, key: &ObjectKey) -> Option<Span> {
         let template = cluster.templates.get(key).filter(|_| self.tracer.is_on())?;
         Some(self.tracer.pass("ReconcileSandboxTemplate", &template.metadata))

@@ -29,7 +29,6 @@ impl TemplateController {
         Self { cluster, recorder, reported: Mutex::default() }
     }
 
-    /// Reconciles one template.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let Some(template) = self.cluster.templates.get(&key) else {
             self.is_news(&key, None);

@@ -155,7 +155,6 @@ fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus
     Some(waiting.collect::<Vec<_>>()).filter(|waiting| !waiting.is_empty())
 }
 
-/// Keeps only the containers' states.
 fn states(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus>> {
     let states = containers?.into_iter().map(|container| ContainerStatus {
         name: container.name,

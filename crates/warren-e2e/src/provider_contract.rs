@@ -149,7 +149,6 @@ pub async fn life_of_a_sandbox(
     assert_eq!(second.get("web").await.expect("asked").expect("found").id, id);
     assert_eq!(content(second.as_ref(), &id, "/made/here/f").await.expect("read"), b"0123\xff");
 
-    // Stopped, started, removed.
     assert!(provider.explain(&id).await.expect("explained").ready);
     provider.stop(&id).await.expect("stopped");
     until(provider, &id, Some(Status::Stopped)).await;

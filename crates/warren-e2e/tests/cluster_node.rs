@@ -67,7 +67,6 @@ impl Cluster {
         found.expect("watch the pod").expect("the pod is there")
     }
 
-    /// Returns kubectl's output.
     fn kubectl(&self, arguments: &[&str]) -> String {
         tokio::task::block_in_place(|| self.control_plane.kubectl(arguments)).expect("kubectl")
     }
@@ -81,7 +80,6 @@ impl Cluster {
         }
     }
 
-    /// Returns kubectl, without arguments.
     fn command(&self, wire: Wire) -> Command {
         let mut command = Command::new(&self.control_plane.record().kubectl);
         command.arg("--kubeconfig").arg(self.control_plane.kubeconfig());

@@ -159,7 +159,6 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
     let message = refusal["message"].as_str().expect("a message");
     assert!(message.contains("the disk of the store is full, nothing was written"), "{message}");
 
-    // It still answers correctly.
     assert_eq!(home.send(Method::GET, "/readyz", &Value::Null).await.0, StatusCode::OK);
     assert_eq!(home.names().await, acknowledged);
     let version = home.version().await;

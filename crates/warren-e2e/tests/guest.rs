@@ -44,7 +44,6 @@ struct Guest {
     pod: String,
 }
 
-/// An answer.
 #[derive(Debug)]
 struct Answer {
     status: u16,

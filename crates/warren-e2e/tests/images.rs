@@ -41,7 +41,6 @@ fn programs() -> Layer {
 
 const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nweb:x:33:44:web:/srv:/bin/sh\n";
 
-/// Returns an image with a full configuration.
 fn tool() -> TestImage {
     let run = json!({
         "User": "web", "WorkingDir": "/srv", "Env": ["PATH=/usr/bin:/bin", "GREETING=hello"],

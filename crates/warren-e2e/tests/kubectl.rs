@@ -78,7 +78,6 @@ fn the_controllers_are_a_deployment_that_has_rolled_out() {
     let cells: Vec<&str> = table.lines().last().unwrap_or_default().split_whitespace().take(4).collect();
     assert_eq!(cells, ["agent-sandbox-controller", "1/1", "1", "1"], "{table}");
 
-    // After a restart the rollout completes again.
     assert_eq!(system(&["rollout", "restart", name]).code, Some(0));
     wait_until_there();
 

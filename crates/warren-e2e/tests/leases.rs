@@ -75,7 +75,6 @@ impl World {
         serde_json::from_str(&seen.stdout).unwrap_or_else(|_| panic!("{seen:?}"))
     }
 
-    /// Runs `warren` in the proxy's context.
     fn through_proxy(&self, arguments: &[&str]) -> Ended {
         let kubeconfig = self.kubeconfig.to_str().expect("UTF-8");
         let target = ["--kubeconfig", kubeconfig, "--context", "test"];

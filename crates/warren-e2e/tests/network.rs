@@ -133,7 +133,6 @@ async fn get(client: &Client, pod: &str, address: impl Into<SocketAddr>) -> Opti
     (code == 0).then_some(output)
 }
 
-/// Returns the proxy's answer to a request.
 async fn ask_proxy(client: &Client, pod: &str, request: &str) -> String {
     let script = format!(
         "proxy=${{HTTP_PROXY#http://}}; exec 3<>/dev/tcp/${{proxy%:*}}/${{proxy#*:}}; printf '{request}' >&3; cat <&3"

@@ -91,7 +91,6 @@ async fn make_secret(pods: &Pods, name: &str, data: Value) {
     secrets.create(&PostParams::default(), &object).await.expect("create the secret");
 }
 
-/// Waits for an event about a pod.
 async fn wait_for_event(pods: &Pods, pod: &str, reason: &str, message: &str) {
     let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
     let waited = async {

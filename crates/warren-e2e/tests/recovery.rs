@@ -186,7 +186,6 @@ async fn a_run_that_was_killed_leaves_a_sandbox_that_expires() {
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), "default");
     let orphan = sandboxes.get("orphan").await.expect("nobody deleted it");
     assert!(orphan.spec.shutdown_time.is_some());
-    // Five minutes later.
     let past = json!({ "spec": { "shutdownTime": "2020-01-01T00:00:00Z" } });
     sandboxes.patch("orphan", &PatchParams::default(), &Patch::Merge(&past)).await.expect("patch");
     home.assert_nothing_left();

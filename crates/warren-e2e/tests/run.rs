@@ -35,7 +35,6 @@ fn checkout() -> TempDir {
     directory
 }
 
-/// Runs `warren` in a directory.
 fn warren_in(home: &LocalHome, directory: &Path, arguments: &[&str]) -> Ended {
     home.command().current_dir(directory).args(arguments).output().expect("run warren").into()
 }

@@ -75,7 +75,6 @@ async fn home_with(runtime: &Runtime) -> Option<Pods> {
     Some(up(LocalHome::new()?, runtime).await)
 }
 
-/// Kills the home's daemon and starts another.
 async fn with_another_daemon(pods: Pods, runtime: &Runtime) -> Pods {
     let lock = std::fs::read(pods.home.path().join("lock")).expect("read who holds the lock");
     let holder: Value = serde_json::from_slice(&lock).expect("JSON");
@@ -264,7 +263,6 @@ async fn ends(pods: &Pods) {
 async fn gvisor_runs_a_pod() {
     let Some(runtime) = Runtime::gvisor() else { return };
     let Some(pods) = lives(&runtime).await else { return };
-    // It is another kernel.
     let (text, _) = run(&pods, "box", "dmesg").await;
     assert!(text.contains("gVisor"), "{text}");
     let pods = with_another_daemon(pods, &runtime).await;

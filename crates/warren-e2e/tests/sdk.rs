@@ -90,7 +90,6 @@ impl Setting {
         Some(Setting { home, python })
     }
 
-    /// Uses the SDK and compares its output.
     fn check(&self, way: &str, kind: &str) {
         let url = self.home.warren(&["router-url"]).stdout;
         let seen = self.python.use_sdk(|command| {

@@ -25,7 +25,6 @@ impl Service {
         Self { child, link: link.trim().to_owned() }
     }
 
-    /// Returns its address and port.
     fn address(&self) -> &str {
         let address = self.link.strip_prefix("http://").expect("checked when it started");
         address.split('/').next().expect("there is a first part")

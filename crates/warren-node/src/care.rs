@@ -157,7 +157,6 @@ fn needs_care(container: &Container) -> bool {
     hook || probes.into_iter().any(Option::is_some)
 }
 
-/// One run of a container.
 struct Run {
     shared: Arc<Shared>,
     pod: Arc<Pod>,

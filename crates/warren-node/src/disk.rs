@@ -112,7 +112,6 @@ enum Due {
     InTurn,
 }
 
-/// The result of one count.
 struct Counted {
     uid: String,
     known: Known,

@@ -37,7 +37,6 @@ pub(crate) struct PodImages {
     changes: watch::Receiver<u64>,
 }
 
-/// The result of fetching an image.
 struct Outcome {
     pod: Arc<Pod>,
     name: String,

@@ -49,7 +49,6 @@ pub(crate) struct Builder {
     pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
     /// The host directories that pods may have.
     pub(crate) host_paths: Vec<HostPath>,
-    /// The program of the guest daemon.
     pub(crate) guest: PathBuf,
 }
 
@@ -202,7 +201,6 @@ impl Builder {
         })
     }
 
-    /// Builds the request for one container.
     pub(crate) fn container(
         &self,
         pod: &Pod,

@@ -19,7 +19,6 @@ const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "warren-node")
 
 /// The first delay before a retry; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// The longest delay before a retry.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns the properties of the runtimes that decisions need.

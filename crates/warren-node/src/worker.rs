@@ -82,7 +82,6 @@ pub(crate) struct Worker {
     published: Option<(u64, PodStatus)>,
 }
 
-/// The error of a failed step.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
     #[error("bind the pod")]

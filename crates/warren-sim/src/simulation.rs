@@ -323,7 +323,6 @@ impl Simulation {
         waiting.map_or(Ok(()), |pool| Err(format!("pool {pool} waits for something that was delivered")))
     }
 
-    /// Ends all faults.
     fn calm_down(&mut self) -> Result<(), String> {
         self.say(|_| "calm".to_owned());
         self.storm = false;
@@ -501,7 +500,6 @@ impl Simulation {
         self.tell_of_nodes();
     }
 
-    /// Tells every process which nodes are lost.
     fn tell_of_nodes(&self) {
         for running in &self.running {
             self.nodes.all().for_each(|(node, is_up)| running.observe_node(&node, is_up));

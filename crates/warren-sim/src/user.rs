@@ -22,7 +22,6 @@ const SANDBOXES: [&str; 2] = ["s0", "s1"];
 /// A finalizer of the user's own.
 pub const HOLD: &str = "example.com/hold";
 
-/// An action of the user.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     CreateClaims,
@@ -46,7 +45,6 @@ enum Act {
     TakeOwnerOff,
 }
 
-/// The weight of each action.
 const WEIGHTS: [(Act, u64); 19] = [
     (Act::CreateClaims, 20),
     (Act::DeleteClaim, 12),

@@ -232,7 +232,6 @@ impl Config {
     }
 }
 
-/// Returns the variable of a setting.
 fn variable(name: &str) -> String {
     format!("WARREN_{}", name.to_ascii_uppercase().replace('-', "_"))
 }

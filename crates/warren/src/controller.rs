@@ -65,7 +65,6 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
     runtime.block_on(serve(flags, config, limit, Addresses { metrics, health }, tls))
 }
 
-/// The addresses of the endpoints.
 struct Addresses {
     metrics: Option<BindAddress>,
     health: Option<BindAddress>,

@@ -315,7 +315,6 @@ impl Session<'_> {
         self.serve(&place, listening, signals, timings).await
     }
 
-    /// Checks the objects of a lease.
     async fn check(&self) -> anyhow::Result<()> {
         match &self.guard {
             Some(guard) => Ok(guard.check().await?),

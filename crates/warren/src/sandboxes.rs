@@ -345,7 +345,6 @@ async fn delete(arguments: &cli::Delete) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the claim that controls a sandbox.
 fn claim_of(sandbox: &Sandbox) -> Option<&str> {
     let owners = sandbox.metadata.owner_references.iter().flatten();
     let claim =

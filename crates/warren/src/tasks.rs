@@ -45,7 +45,6 @@ pub fn carry_out(command: &TaskCommand) -> anyhow::Result<i32> {
     })
 }
 
-/// The tasks of a namespace.
 struct Tasks {
     client: Client,
     namespace: String,

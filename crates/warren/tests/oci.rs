@@ -51,7 +51,6 @@ impl Bench {
         std::fs::write(self.bundle().join("config.json"), config.to_string()).unwrap();
     }
 
-    /// Returns a configuration that runs a script.
     fn config(&self, script: &str) -> Value {
         let namespaces =
             ["pid", "mount", "network", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));

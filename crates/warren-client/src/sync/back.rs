@@ -18,7 +18,6 @@ use super::pack::{Sent, SentFiles};
 /// The most bytes that are taken from a sandbox.
 pub const MOST_BYTES: u64 = 1 << 30;
 
-/// The most entries of an archive.
 const MOST_ENTRIES: usize = 200_000;
 
 /// The error of files that could not be taken over.

@@ -219,7 +219,6 @@ impl Entry {
     }
 }
 
-/// Runs git in one directory.
 struct Lister {
     directory: PathBuf,
     /// An empty repository, for a directory without one.

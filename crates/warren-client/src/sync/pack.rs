@@ -97,7 +97,6 @@ fn header(kind: EntryType, size: u64, mode: u32, modified: u64) -> Header {
     header
 }
 
-/// A reader that hashes its content.
 struct Hashing {
     file: io::Take<File>,
     context: Context,

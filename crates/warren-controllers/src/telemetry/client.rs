@@ -125,9 +125,7 @@ fn method(method: &Method) -> &'static str {
 /// A token bucket that starts full, stored as the time at which it was, or will be, empty.
 #[derive(Debug)]
 struct Bucket {
-    /// The time for one token.
     interval: Duration,
-    /// The time for all tokens.
     depth: Duration,
     empty_at: Instant,
 }
@@ -206,7 +204,6 @@ mod tests {
                 "rest_client_rate_limiter_duration_seconds_sum{host=\"server:1\",verb=\"GET\"} ",
             )
         });
-        // The waits are zero, one second, and two.
         assert_eq!(sum.unwrap().parse::<f64>().unwrap().round(), 3.0, "{page}");
     }
 }

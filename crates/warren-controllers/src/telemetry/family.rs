@@ -58,7 +58,6 @@ impl<const BUCKETS: usize> Default for Histogram<BUCKETS> {
 }
 
 impl<const BUCKETS: usize> Histogram<BUCKETS> {
-    /// Adds an observation.
     pub(crate) fn observe(&mut self, bounds: &[f64; BUCKETS], value: f64) {
         match self.counts.get_mut(bounds.partition_point(|bound| *bound < value)) {
             Some(count) => *count += 1,
@@ -126,7 +125,6 @@ impl Text {
         self.numbers(&Family { name, help, labels: [] }, kind, [(&[], number)]);
     }
 
-    /// Writes a family of histograms.
     pub(crate) fn histograms<'a, const N: usize, const BUCKETS: usize>(
         &mut self,
         family: &Family<N>,
@@ -161,7 +159,6 @@ impl Text {
         self.families.insert(name, head + &body);
     }
 
-    /// Returns the whole page.
     pub(crate) fn finish(self) -> String {
         self.families.into_values().collect()
     }

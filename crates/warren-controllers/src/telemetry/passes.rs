@@ -41,7 +41,6 @@ impl Passes {
         Self { metrics, queue, workers, state: Mutex::default() }
     }
 
-    /// Runs and measures one reconcile.
     pub(crate) async fn measure(&self, pass: impl Future<Output = Outcome>) -> Outcome {
         let mut running = Running::begin(self);
         let outcome = pass.await;

@@ -225,7 +225,6 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
     let over = json!({"shutdownTime": LONG_AGO, "shutdownPolicy": "Retain"});
     place.patch::<SandboxClaim>("cold", json!({"spec": {"lifecycle": over}})).await;
     place.wait("cold", "gone", |sandbox: Option<&Sandbox>| sandbox.is_none()).await;
-    // A pool that shrinks.
     place.full("pool", 1).await;
     place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 0}})).await;
     place.full("pool", 0).await;

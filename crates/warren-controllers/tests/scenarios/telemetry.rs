@@ -132,7 +132,6 @@ impl Page {
         labels.split("\",").map(|pair| pair.split_once('=').unwrap().0).collect()
     }
 
-    /// Returns the upper bounds of a histogram.
     fn bounds(&self, family: &str) -> Vec<f64> {
         let prefix = format!("{family}_bucket{{");
         let first = self.series.keys().find(|series| series.starts_with(&prefix)).unwrap();

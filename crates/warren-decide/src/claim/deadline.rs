@@ -31,7 +31,6 @@ use crate::step::{Note, Severity};
 /// The longest part of the claim's last trouble that is repeated in the message of its end.
 const LONGEST_CAUSE: usize = 512;
 
-/// A claim's own setting for its deadline.
 enum Wish {
     Unset,
     /// No deadline, even if there is a default.

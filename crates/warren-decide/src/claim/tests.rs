@@ -395,7 +395,6 @@ fn a_claim_keeps_one_sandbox_of_all_that_are_its_own() {
     assert_eq!(plan(&cold), r#"Confirm("c")"#);
     cold.sandboxes.extend(world(seen(json!({})), vec![own("w")]).sandboxes);
     assert_eq!(plan(&cold), r#"Confirm("c")"#);
-    // At the end all of them are deleted.
     let over = json!({"spec": {"lifecycle": {"shutdownTime": "2027-01-15T08:00:01Z"}},
         "status": {"conditions": [condition("Ready", "False", "ClaimExpired")], "sandbox": {"name": "x"}}});
     let ended = plan(&world(with(assigned("x"), over), both()));

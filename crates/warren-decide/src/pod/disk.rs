@@ -90,7 +90,6 @@ enum Scarce {
 }
 
 impl Scarce {
-    /// Returns the amount's share of this resource.
     fn of(self, amount: Amount) -> u64 {
         match self {
             Scarce::Bytes => amount.bytes,

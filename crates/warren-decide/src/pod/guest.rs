@@ -13,7 +13,6 @@ const RUNTIME_PORT: u16 = 8888;
 /// them.
 const SANDBOXD_PORTS: [u16; 2] = [8080, 9090];
 
-/// The port of E2B's envd API.
 const ENVD_PORT: u16 = 49983;
 
 /// The base directory in images that name no other.

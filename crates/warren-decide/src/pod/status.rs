@@ -49,7 +49,6 @@ fn without_empty(value: Value) -> Value {
 pub(super) struct Statuses {
     /// The init containers and sidecars, each with its role.
     pub(super) first: Vec<(Role, ContainerStatus)>,
-    /// The main containers.
     pub(super) mains: Vec<ContainerStatus>,
 }
 

@@ -173,7 +173,6 @@ fn present_all(containers: &[(&str, ContainerReport)]) -> Machine {
     })
 }
 
-/// Returns the plan for a full world.
 fn plan_of(
     pod: &Pod,
     machine: &Machine,

@@ -6,7 +6,6 @@ use super::{Side, Transcript};
 
 const NAMESPACE: &str = "clients";
 
-/// Returns the files that the session reads.
 fn files() -> Vec<(&'static str, String)> {
     let objects = |word: &str, port: u16| {
         format!(

@@ -164,7 +164,6 @@ struct Run<'a> {
     exchanges: Vec<Exchange>,
 }
 
-/// An answer as received.
 struct Answer {
     code: StatusCode,
     headers: HeaderMap,

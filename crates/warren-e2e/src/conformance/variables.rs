@@ -18,7 +18,6 @@ impl Variables {
         self.0.insert(name.to_owned(), value.into());
     }
 
-    /// Replaces every `${name}` in `text`.
     pub(crate) fn text(&self, text: &str) -> Result<String, Unknown> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;

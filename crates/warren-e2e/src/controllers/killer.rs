@@ -40,7 +40,6 @@ impl Killer {
         Self { enough, kills, task }
     }
 
-    /// Returns the number of kills so far.
     pub(super) fn kills(&self) -> usize {
         self.kills.load(Ordering::Relaxed)
     }

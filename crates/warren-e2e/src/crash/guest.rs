@@ -24,7 +24,6 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Returns one that runs a program.
     pub(super) fn named(name: String, command: &[&str]) -> Self {
         Self { name, command: command.iter().map(|word| (*word).to_owned()).collect() }
     }

@@ -145,7 +145,6 @@ impl fmt::Display for Round {
     }
 }
 
-/// The result of a round.
 struct Done {
     killed: bool,
     acknowledged: bool,

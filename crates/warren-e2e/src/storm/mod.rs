@@ -154,7 +154,6 @@ async fn until(mut condition: impl FnMut() -> bool) -> Result<(), String> {
     Ok(())
 }
 
-/// One observed state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
     value: u64,

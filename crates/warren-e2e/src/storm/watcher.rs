@@ -23,7 +23,6 @@ pub(super) struct Watcher {
     pub expired: u64,
 }
 
-/// The end of one watch.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// The awaited version has come.

@@ -28,9 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The progress of a pull in bytes, readable at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// The bytes to fetch.
     pub(crate) total: AtomicU64,
-    /// The fetched bytes.
     pub(crate) done: AtomicU64,
 }
 

@@ -55,7 +55,6 @@ pub(super) struct Registry {
 pub(super) struct Ask<'a> {
     pub(super) path: &'a str,
     pub(super) accept: &'a str,
-    /// The first byte to fetch.
     pub(super) from: u64,
 }
 
@@ -105,7 +104,6 @@ impl Registry {
         self.success(response).await
     }
 
-    /// Sends a request and follows redirects.
     async fn follow(
         &self,
         address: &str,

@@ -62,7 +62,6 @@ impl Simulation {
         self.judge(sent.intent.as_ref())
     }
 
-    /// Carries out a request on the server.
     fn execute(&mut self, number: usize, sent: &Sent) -> Reply {
         if let Request::List(kind, label, value) = &sent.request {
             return Reply::Many(Ok(self.server.labelled(*kind, label, value).cloned().collect()));

@@ -7,7 +7,6 @@ use std::ffi::OsString;
 use jiff::SignedDuration;
 use warren_api::go_duration::{self, GoDurationError};
 
-/// The subcommand with Go's flags.
 const SUBCOMMAND: &str = "controller";
 
 /// Adds the second dash that the parser needs to the flags of `warren controller`.

@@ -12,7 +12,6 @@ use crate::cli::Format;
 use crate::destination::Destination;
 use crate::sandboxes::list::{cell, table};
 
-/// The outcome for a lease.
 struct Outcome {
     action: &'static str,
     reason: String,

@@ -167,7 +167,6 @@ fn take_over(
 }
 
 impl Source {
-    /// Starts to list the files.
     fn list(root: PathBuf, exclude: Vec<String>, any_size: bool) -> Self {
         let directory = root.clone();
         let listing = tokio::task::spawn_blocking(move || {

@@ -9,7 +9,6 @@ use warren_client::sync::{self, back};
 
 use crate::cli;
 
-/// One side of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Side {
     Here(PathBuf),

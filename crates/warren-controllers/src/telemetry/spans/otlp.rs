@@ -260,7 +260,6 @@ fn certificates(pem: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Connects to the collector.
 #[derive(Clone)]
 struct Connector {
     tls: Option<TlsConnector>,

@@ -9,7 +9,6 @@ use schemars::SchemaGenerator;
 
 use super::*;
 
-/// The treatment of a field.
 #[derive(Clone, Copy)]
 enum Field {
     /// It is honoured. Its inner fields are in the table under their own type.

@@ -14,7 +14,6 @@ use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready};
 use crate::controllers::workload::{claim, sandbox, simulated, volume, with};
 
-/// Returns the claims that control a sandbox.
 fn claims_of(sandbox: &Sandbox) -> Vec<String> {
     let owners = sandbox.owner_references().iter();
     owners.filter(|owner| owner.kind == "SandboxClaim").map(|owner| owner.uid.clone()).collect()
@@ -28,7 +27,6 @@ fn born<K: ResourceExt>(object: &K) -> Result<i64> {
     object.meta().creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
 }
 
-/// Returns the only member of a pool.
 async fn only_member(place: &Place, pool: &str) -> Result<Sandbox> {
     let mut members = place.members(pool).await?;
     anyhow::ensure!(members.len() == 1, "{pool} has {} members", members.len());

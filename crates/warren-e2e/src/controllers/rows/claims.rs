@@ -96,7 +96,6 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
     place.claim("clash", "full", metadata(json!({"sandbox.users.io/team": "b"}))).await?;
     let told: SandboxClaim = place.wait_trouble("clash", "ReconcilerError", TEAM_IS_SET).await?;
     assert!(!told.annotations().contains_key("agents.x-k8s.io/sandbox-name"), "{told:?}");
-    // The user corrects it.
     place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
     place.wait_claimed("no-env").await?;
     // A lasting problem is reported once: by now all other problems have been retried.
@@ -157,7 +156,6 @@ pub(super) async fn row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it(place
     let left: Sandbox = place.get("c1").await?;
     assert_eq!((left.uid(), left.owner_references().len()), (foreign.uid(), 0));
     assert_eq!(place.members("pool").await?[0].uid(), members[0].uid(), "the pool was not touched");
-    // When it is gone, the claim is served.
     place.delete::<Sandbox>("c1").await?;
     place.wait_claimed("c1").await?;
     Ok(())

@@ -107,7 +107,6 @@ pub(super) async fn a_pool_is_never_larger_than_its_cap(place: Place) -> Result<
     place.claim("c", "pool", json!({})).await?;
     place.wait_claimed("c").await?;
     place.wait_full("pool", 3).await?;
-    // A smaller cap removes some members.
     place
         .patch::<SandboxWarmPool>(
             "pool",

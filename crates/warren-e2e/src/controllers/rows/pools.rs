@@ -346,7 +346,6 @@ async fn turning_not_ready_is_no_birth(
         let (old_end, young_end) = (end(&old_name).await?, end(&young_name).await?);
         if in_time {
             assert!(old_end < young_end, "the old one went at {old_end}, the young one at {young_end}");
-            // A replacement is made.
             place.wait_full("flips", i32::try_from(members.len())?).await?;
             return Ok(());
         }
@@ -394,7 +393,6 @@ pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(plac
         json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
             "metadata": {"name": name, "labels": member.labels()}, "spec": with(own, spec)})
     };
-    // Makes room for the equal one.
     place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 2}})).await?;
     place.create::<Sandbox>(orphan("equal", json!({}))).await?;
     let other = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host",

@@ -19,7 +19,6 @@ fn selector(template: &str) -> Value {
     json!({"matchLabels": {labels::SANDBOX_TEMPLATE_REF_HASH: NameHash::of(template).to_string()}})
 }
 
-/// Waits for a policy with this spec.
 async fn policy(place: &Place, name: &str, wanted: &Value) -> Result<NetworkPolicy> {
     let what = format!("{wanted}");
     place.wait_for(name, &what, |policy: &NetworkPolicy| spec(policy) == *wanted).await

@@ -122,7 +122,6 @@ pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: P
     let next: Pod = place.wait_for("slow", "replaced", |next: &Pod| next.uid() != pod.uid()).await?;
     place.wait_ready::<Sandbox>("slow", "True/DependenciesReady").await?;
 
-    // Once more, to its end.
     place.patch::<Pod>("slow", objects::held()).await?;
     place.patch::<Sandbox>("slow", suspended(true)).await?;
     place
