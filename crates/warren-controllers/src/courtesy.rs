@@ -11,13 +11,13 @@ use crate::queue::{ObjectKey, WorkQueue};
 
 /// The time after a claim's last reconcile in which further claims are expected.
 const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
-/// The factor above the fastest status write at which the server counts as busy. A small slack is
-/// added.
+/// The factor above the fastest status write at which the server counts as busy.
 const BUSY: u32 = 2;
+/// The slack that is added to that before the server counts as busy.
 const A_LITTLE: Duration = Duration::from_millis(5);
-/// The lower limit on concurrent writes, so that other work still progresses; the next constant is
-/// the upper limit.
+/// The lower limit on concurrent writes, so that other work still progresses.
 const FEWEST: f64 = 1.0;
+/// The upper limit on concurrent writes.
 const MOST: f64 = 256.0;
 /// The factor by which one slow write reduces the limit.
 const LESS: f64 = 0.9;

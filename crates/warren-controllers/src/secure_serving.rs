@@ -18,8 +18,9 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 use tokio_rustls::rustls::{self, CipherSuite, ServerConfig};
 
-/// The files in the directory of certificates.
+/// The certificate's file in the directory of certificates.
 const CERTIFICATE: &str = "tls.crt";
+/// The key's file in the same directory.
 const KEY: &str = "tls.key";
 
 /// The names of a certificate made for this run, as in the Kubernetes controller library.

@@ -33,6 +33,7 @@ const MEANT_EMPTY: [&str; 2] = ["storageClassName", "volumeAttributesClassName"]
 const FREE: [&str; 5] = ["annotations", "labels", "matchLabels", "nodeSelector", "volumeAttributes"];
 /// Fields that hold maps of quantities.
 const QUANTITIES: [&str; 4] = ["capacity", "limits", "overhead", "requests"];
+/// Fields that hold a single quantity.
 const QUANTITY: [&str; 2] = ["divisor", "sizeLimit"];
 
 /// Returns true if two values mean the same.

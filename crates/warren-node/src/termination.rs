@@ -9,9 +9,11 @@ use k8s_openapi::api::core::v1::Container;
 
 use crate::pod_request::PodDirectory;
 
-/// The limits on a message, in bytes and lines: kubelet's numbers.
+/// The longest message in bytes: kubelet's number.
 const LONGEST_MESSAGE: u64 = 4096;
+/// The longest message from a log in bytes: kubelet's number.
 const LONGEST_FROM_LOG: usize = 2048;
+/// The most lines of a message from a log: kubelet's number.
 const MOST_LINES_FROM_LOG: usize = 80;
 /// The part of a log that is searched: lines carry their time, and may be long.
 const END_OF_LOG: u64 = 64 << 10;

@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::{Outcome, QueueStatistics};
 use crate::telemetry::QUEUE_BUCKETS;
 
-/// The first wait after a failure, and below the longest; the numbers of the Kubernetes controller
+/// The first wait after a failure, which doubles each time; the number of the Kubernetes controller
 /// library.
 const BACKOFF_FIRST: Duration = Duration::from_millis(5);
+/// The longest wait after failures; the library's number, too.
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
 /// The longest wait if the key was added during a failed reconcile: the change may come from the
 /// reconcile itself, or may fix the problem.

@@ -4,8 +4,10 @@ use jiff::SignedDuration;
 
 use super::Exit;
 
-/// Kubelet's numbers: the first restart at once, then 10 s, doubling up to 5 minutes.
+/// The delay of the second restart; it doubles each time. The first restart has no delay. Kubelet's
+/// numbers.
 const FIRST: SignedDuration = SignedDuration::from_secs(10);
+/// The longest delay of a restart; kubelet's number.
 const LONGEST: SignedDuration = SignedDuration::from_secs(300);
 /// A run of this length resets the back-off (kubelet: twice the longest wait).
 const FORGIVEN_AFTER: SignedDuration = SignedDuration::from_secs(600);

@@ -19,8 +19,9 @@ use crate::ownership;
 /// The longest fingerprint with a hash per field. A longer one has a single hash for all
 /// containers. All annotations of an object together may have 256 KiB.
 const LONGEST: usize = 8 * 1024;
-/// The largest number of fields that a message names. Each name is cut, too.
+/// The largest number of fields that a message names.
 const MOST_NAMED: usize = 5;
+/// The longest part of each name, in characters.
 const LONGEST_NAME: usize = 100;
 
 /// The lists whose elements are identified by their names.

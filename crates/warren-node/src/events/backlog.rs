@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::{Happening, Told};
 
-/// The most warnings that wait, and the most ordinary events. Beyond that the oldest are dropped.
+/// The most warnings that wait. Beyond that the oldest are dropped.
 const MOST_URGENT: usize = 256;
+/// The most ordinary events that wait. Beyond that the oldest are dropped.
 const MOST_ORDINARY: usize = 1024;
 /// The shortest delay of an ordinary event: it must not slow down a pod that is started and used at
 /// once.

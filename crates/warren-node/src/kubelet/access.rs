@@ -25,7 +25,9 @@ pub(super) use subject::user;
 
 /// The time for which an accepted token is cached: kubelet's number.
 const TOKEN_BELIEVED: Duration = Duration::from_secs(2 * 60);
+/// The time for which a permission is cached: kubelet's number.
 const YES_BELIEVED: Duration = Duration::from_secs(5 * 60);
+/// The time for which a refusal is cached: kubelet's number.
 const NO_BELIEVED: Duration = Duration::from_secs(30);
 /// The size of each cache. There are few clients; made-up tokens fill this and no more.
 const MOST_KEPT: usize = 1024;

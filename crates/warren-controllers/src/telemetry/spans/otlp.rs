@@ -30,10 +30,11 @@ use super::{Record, Sampling, Tracer, protobuf};
 /// The service's name in traces: agent-sandbox's, which existing dashboards look for.
 const SERVICE: &str = "agent-sandbox-controller";
 
-/// Limits on waiting spans and spans per request, and the time between requests: the defaults of
-/// the OpenTelemetry libraries.
+/// The most waiting spans: the default of the OpenTelemetry libraries.
 const MOST_WAITING: usize = 2048;
+/// The most spans per request: the libraries' default, too.
 const MOST_AT_ONCE: usize = 512;
+/// The time between requests: the libraries' default, too.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The longest part of an error answer that is read.

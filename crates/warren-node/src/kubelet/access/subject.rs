@@ -7,8 +7,9 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 const EXPLICIT_VERSION: u8 = 0xa0;
-/// OID 2.5.4.3; the next is 2.5.4.10.
+/// OID 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+/// OID 2.5.4.10.
 const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 
 /// Returns the user that a certificate names, if there is one.
