@@ -187,8 +187,8 @@ mod tests {
         assert_eq!(told_of_bad(80, 1).await, ["6"]);
     }
 
-    /// Returns so many reported states of the sandbox on such a port, and checks that the other one
-    /// is kept up to date.
+    /// Returns the first `count` reported states of the sandbox on such a port, and checks that the
+    /// other one is kept up to date.
     async fn told_of_bad(port: u64, count: usize) -> Vec<String> {
         let cache = Arc::new(Cache::new(trim::SANDBOX));
         let stop = CancellationToken::new();

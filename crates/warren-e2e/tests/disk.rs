@@ -194,7 +194,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
     acknowledged.insert("room-again".to_owned());
     assert_eq!(home.names().await, acknowledged);
 
-    // The audit log may have lost lines, but only the last of a sequence may be incomplete.
+    // The audit log may lack lines. Its only broken lines are those that were cut off.
     home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
     assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
     let audit =

@@ -1,3 +1,5 @@
+//! Tests leases: names, comparisons with live objects, states and clean-up.
+
 use serde_json::{Value, from_value, json};
 
 use super::*;

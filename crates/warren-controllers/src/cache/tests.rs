@@ -1,3 +1,5 @@
+//! Tests the cache: the order of answers, lists and watch events.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Tests the claim controller's requests against a server with scripted answers.
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};

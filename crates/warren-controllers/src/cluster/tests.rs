@@ -1,3 +1,5 @@
+//! Tests the checks before writes about children, against a server with scripted answers.
+
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};

@@ -34,7 +34,7 @@ fn matching_in(place: &Place, calls: &Calls, wanted: impl Fn(&Call) -> bool) -> 
     matching(calls, |call| call.is_in(place) && wanted(call))
 }
 
-/// Waits until something was tried so often. Returns the times.
+/// Waits until something was tried this many times. Returns the times of the tries.
 pub async fn tried(calls: &Calls, what: &str, wanted: impl Fn(&Call) -> bool) -> Vec<Instant> {
     let deadline = Instant::now() + support::DEADLINE;
     loop {

@@ -1,3 +1,5 @@
+//! Tests routing: headers, addresses, routes of pods, and the resolution of requests.
+
 use std::net::IpAddr;
 use std::time::Duration;
 

@@ -21,7 +21,7 @@ use crate::ownership;
 const LONGEST: usize = 8 * 1024;
 /// The largest number of fields that a message names.
 const MOST_NAMED: usize = 5;
-/// The longest part of each name, in characters.
+/// The longest part of each name in bytes.
 const LONGEST_NAME: usize = 100;
 
 /// The lists whose elements are identified by their names.

@@ -1,3 +1,5 @@
+//! Tests settings: the order of their sources, and the refusal of untrusted ones.
+
 use super::files::parse;
 use super::*;
 

@@ -1,3 +1,5 @@
+//! Tests the conversion of manifests.
+
 use expect_test::{Expect, expect};
 
 use super::migrate_texts;

@@ -1,3 +1,5 @@
+//! Tests files from a hostile sandbox.
+
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -1,3 +1,5 @@
+//! Tests the listing of a checkout.
+
 use std::fs;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests the rules of NetworkPolicy objects on three pods.
+
 use serde_json::{Value, json};
 
 use super::*;
