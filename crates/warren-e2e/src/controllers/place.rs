@@ -316,8 +316,8 @@ impl Place {
         Ok(edited)
     }
 
-    /// Waits until a pool has this many members, all ready, and its status says so: the status alone
-    /// may be stale.
+    /// Waits until a pool has this many members, all ready, and its status says so: the status
+    /// alone may be stale.
     pub async fn wait_full(&self, name: &str, count: i32) -> Result<SandboxWarmPool> {
         self.eventually(&format!("{count} ready members of {name}"), async || {
             let members = self.members(name).await?;
