@@ -1,7 +1,7 @@
 //! The core that every Warren client shares: it finds a home ([`home`]), connects to it ([`connect`]), creates
 //! sandboxes, waits for them and deletes them ([`sandbox`]), launches them from an image, a pool or a template ([`launch`]),
 //! leases them beyond one command ([`lease`]), runs commands in them ([`exec`]), reads and writes single files
-//! ([`files`]), carries whole trees in and out ([`sync`]), and brings images to a local home ([`images`]).
+//! ([`files`]), keeps interpreters in them ([`interpreter`]), carries whole trees in and out ([`sync`]), and brings images to a local home ([`images`]).
 //!
 //! Everything goes through a `kube::Client`, so the same calls work on the local home and on a cluster. It
 //! parses no arguments, prints nothing and starts no daemon. Start reading at [`sandbox`].
@@ -11,6 +11,7 @@ pub mod exec;
 pub mod files;
 pub mod home;
 pub mod images;
+pub mod interpreter;
 pub mod launch;
 pub mod lease;
 pub mod sandbox;

@@ -1,5 +1,5 @@
-//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands in them, read and write
-//! their files.
+//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands and code in them, read
+//! and write their files.
 //!
 //! One [`serve`] call is one client. The client sees only the sandboxes that it made, unless [`Config::all`] is set, and
 //! all of them are deleted when the client goes. If this process is killed, their lease ends them. It parses no
@@ -7,6 +7,7 @@
 
 mod arguments;
 mod commands;
+mod contexts;
 mod edit;
 mod output;
 mod sandboxes;
