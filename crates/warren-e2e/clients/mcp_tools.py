@@ -6,15 +6,17 @@ Arguments: what to do, the `warren` program, and arguments for `warren mcp`.
 
 import asyncio
 import base64
+import http.client
 import os
 import sys
+from urllib.parse import urlsplit
 
 from mcp import Client, StdioServerParameters
 
 TOOLS = {
     "create_sandbox", "list_sandboxes", "delete_sandbox", "execute_command", "start_command", "poll_command",
     "kill_command", "upload_file", "download_file", "edit_file", "list_files", "file_exists", "search_files",
-    "run_code", "restart_context",
+    "run_code", "restart_context", "open_port",
 }
 
 # Smaller than any real one; what begins like a PNG is one to the server.
@@ -240,6 +242,52 @@ async def files(client, name):
         assert (await call(client, "file_exists", sandbox_claim_name=name, path=path))["exists"] == there, path
 
 
+async def ports(client, name):
+    serve = "mkdir /tmp/site && cd /tmp/site && echo hello > index.html && exec python3 -m http.server 8123"
+    await call(client, "start_command", sandbox_claim_name=name, command=serve)
+    opened = await call(client, "open_port", sandbox_claim_name=name, port=8123)
+
+    def get(headers):
+        connection = http.client.HTTPConnection(urlsplit(opened["router_url"]).netloc, timeout=60)
+        connection.request("GET", "/", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    # Names below `localhost` are known to browsers and not to every resolver.
+    host = urlsplit(opened["url"]).netloc
+    assert host.startswith(f"8123-{name}.default.localhost:"), opened
+    for headers in [opened["headers"], {"Host": host}]:
+        for _ in range(600):
+            answer = await asyncio.to_thread(get, headers)
+            if answer[0] == 200:
+                break
+            await asyncio.sleep(0.1)
+        assert answer == (200, b"hello\n"), (headers, answer)
+    await refused(client, "`port`", "open_port", sandbox_claim_name=name, port=0)
+
+
+async def resources(client, name):
+    templates = (await client.list_resource_templates()).resource_templates
+    assert [template.uri_template for template in templates] == ["warren://{sandbox_claim_name}/{+path}"], templates
+    await call(client, "upload_file", sandbox_claim_name=name, path="/tmp/a b.txt", content="größer\n")
+    image = base64.b64encode(PNG).decode()
+    await call(client, "upload_file", sandbox_claim_name=name, path="/tmp/i.png", content=image, binary=True)
+    (file,) = (await client.read_resource(f"warren://{name}/tmp/a%20b.txt")).contents
+    assert (file.mime_type, file.text) == ("text/plain", "größer\n"), file
+    (file,) = (await client.read_resource(f"warren://{name}/tmp/i.png")).contents
+    assert (file.mime_type, base64.b64decode(file.blob)) == ("image/png", PNG), file
+    for uri, word in [
+        (f"warren://{name}/tmp/none", "no such file"), (f"warren://{name}/dev/zero", "not a regular file"),
+        ("warren://other/tmp/a", "you have no sandbox"), (f"warren://{name}/tmp/%2", "hexadecimal"),
+    ]:
+        try:
+            file = await client.read_resource(uri)
+        except Exception as error:
+            assert word in str(error), error
+        else:
+            raise AssertionError(f"{uri} was not refused: {file}")
+
+
 async def scope(program, arguments, name):
     """Another client does not see the sandbox, unless it is started with `--all`."""
     async with client(program, arguments) as other:
@@ -268,6 +316,8 @@ async def tools(program, arguments, mode):
         name = await lifecycle(connected)
         await commands(connected, name)
         await files(connected, name)
+        await ports(connected, name)
+        await resources(connected, name)
         await code(connected, name)
         await scope(program, arguments, name)
         await from_template(connected)

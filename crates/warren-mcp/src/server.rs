@@ -1,4 +1,4 @@
-//! The MCP server: lists the tools, and carries out their calls.
+//! What the tools do. [`crate::handler`] carries their calls in and results out.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,12 +6,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
-    ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
-};
-use rmcp::service::RequestContext;
-use rmcp::{ErrorData, RoleServer, ServerHandler};
+use rmcp::model::{JsonObject, Tool};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -28,8 +23,8 @@ use crate::tools::{
     self, CreateSandbox, CreatedSandbox, DeleteSandbox, DeletedSandbox, DownloadFile, DownloadedFile,
     EditFile, EditedFile, ExecuteCommand, ExecutedCommand, FileExistence, FileExists, FoundLine, FoundLines,
     KillCommand, KilledCommand, ListFiles, ListSandboxes, ListedFile, ListedFiles, ListedSandbox,
-    ListedSandboxes, PollCommand, PolledCommand, RanCode, RestartContext, RestartedContext, RunCode,
-    SearchFiles, StartCommand, StartedCommand, UploadFile, UploadedFile,
+    ListedSandboxes, OpenPort, OpenedPort, PollCommand, PolledCommand, RanCode, RestartContext,
+    RestartedContext, RunCode, SearchFiles, StartCommand, StartedCommand, UploadFile, UploadedFile,
 };
 use crate::{Config, Connect, arguments};
 
@@ -38,11 +33,6 @@ const LONGEST_LINE: usize = 500;
 
 /// The longest time that deleting a client's sandboxes may take when the client has gone.
 const CLEANUP: Duration = Duration::from_secs(30);
-
-const INSTRUCTIONS: &str = "Isolated sandboxes to run commands and keep files in. Call `create_sandbox` first and \
-    pass the `sandbox_claim_name` that it returns to the other tools. `run_code` runs Python or shell code that builds on \
-    earlier calls. A sandbox keeps its files and processes until \
-    `delete_sandbox` or the end of this connection. Its network may be limited.";
 
 /// The server of one client. Clones share everything.
 #[derive(Clone)]
@@ -58,12 +48,13 @@ struct Inner {
 impl Server {
     /// Makes the server of a client. It reaches its home at the first call that needs it.
     pub fn new(config: Config, connect: Box<dyn Connect>) -> Self {
+        let tools = tools::tools(config.local_home);
         let sandboxes = Sandboxes::new(config, connect);
         Self(Arc::new(Inner {
             sandboxes,
             commands: Commands::default(),
             contexts: Contexts::default(),
-            tools: tools::tools(),
+            tools,
         }))
     }
 
@@ -82,7 +73,13 @@ impl Server {
         }
     }
 
-    async fn call(
+    /// Returns the tools of this client.
+    pub(crate) fn tools(&self) -> &[Tool] {
+        &self.0.tools
+    }
+
+    /// Calls a tool. `None` if there is none of that name.
+    pub(crate) async fn call(
         &self,
         name: &str,
         arguments: JsonObject,
@@ -106,6 +103,7 @@ impl Server {
                 ran.await.map(|answer| Answer { images, ..answer })
             }
             "restart_context" => run(arguments, |arguments| self.restart_context(arguments)).await,
+            "open_port" => run(arguments, |arguments| self.open_port(arguments)).await,
             "upload_file" => run(arguments, |arguments| self.upload_file(arguments)).await,
             "download_file" => run(arguments, |arguments| self.download_file(arguments)).await,
             "edit_file" => run(arguments, |arguments| self.edit_file(arguments)).await,
@@ -241,7 +239,15 @@ impl Server {
         Ok(RestartedContext { ended })
     }
 
-    async fn files(
+    async fn open_port(&self, arguments: OpenPort) -> Result<OpenedPort, String> {
+        let port = u16::try_from(arguments.port).ok().filter(|port| *port > 0);
+        let port =
+            port.ok_or_else(|| format!("`port` is {}; it has to be from 1 to 65535", arguments.port))?;
+        let OpenPort { sandbox_claim_name, namespace, .. } = arguments;
+        self.0.sandboxes.port(&sandbox_claim_name, namespace.as_deref(), port).await
+    }
+
+    pub(crate) async fn files(
         &self,
         sandbox: &str,
         namespace: Option<&str>,
@@ -344,20 +350,9 @@ impl Server {
 }
 
 /// The result of a tool.
-struct Answer {
-    value: Value,
-    images: Vec<Image>,
-}
-
-impl From<Answer> for CallToolResult {
-    fn from(answer: Answer) -> Self {
-        let mut result = Self::structured(answer.value);
-        for image in answer.images {
-            let data = STANDARD.encode(&image.bytes);
-            result.content.push(ContentBlock::image(data, image.kind.media_type()));
-        }
-        result
-    }
+pub(crate) struct Answer {
+    pub(crate) value: Value,
+    pub(crate) images: Vec<Image>,
 }
 
 /// Reads a tool's arguments, runs it, and returns its result as JSON.
@@ -394,40 +389,6 @@ fn text(bytes: &[u8]) -> Option<(String, usize)> {
         Err(_) => return None,
     };
     (end > 0 || bytes.is_empty()).then(|| (String::from_utf8_lossy(&bytes[..end]).into_owned(), end))
-}
-
-impl ServerHandler for Server {
-    fn get_info(&self) -> ServerConfig {
-        let mut info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
-            .with_instructions(INSTRUCTIONS);
-        info.server_info = Implementation::new("warren", env!("CARGO_PKG_VERSION"));
-        info
-    }
-
-    async fn list_tools(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(self.0.tools.clone()))
-    }
-
-    fn get_tool(&self, name: &str) -> Option<Tool> {
-        self.0.tools.iter().find(|tool| tool.name == name).cloned()
-    }
-
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let arguments = request.arguments.unwrap_or_default();
-        match self.call(&request.name, arguments, &context.ct).await {
-            Some(Ok(answer)) => Ok(CallToolResult::from(answer).into()),
-            Some(Err(error)) => Ok(CallToolResult::error(vec![ContentBlock::text(error)]).into()),
-            None => Err(ErrorData::invalid_params(format!("there is no tool `{}`", request.name), None)),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -316,6 +316,31 @@ pub struct RestartedContext {
     pub ended: bool,
 }
 
+/// Arguments of `open_port`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenPort {
+    /// The sandbox, as `create_sandbox` returned it.
+    pub sandbox_claim_name: String,
+    /// Namespace; the server's own if absent, and no other.
+    pub namespace: Option<String>,
+    /// The TCP port on which a program in the sandbox serves HTTP, from 1 to 65535.
+    pub port: u64,
+}
+
+/// Result of `open_port`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OpenedPort {
+    /// The URL for browsers and other programs that know names below `localhost`. Absent if the sandbox's name is too
+    /// long for a host name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The URL for all other programs, which send `headers` with each request.
+    pub router_url: String,
+    /// The headers that name the sandbox and the port.
+    pub headers: BTreeMap<&'static str, String>,
+}
+
 /// Arguments of `upload_file`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -511,8 +536,21 @@ pub struct FoundLine {
     pub text: String,
 }
 
-/// Returns the description of every tool.
-pub fn tools() -> Vec<Tool> {
+/// Returns the description of every tool. Ports are opened by the router of the local home, and only there.
+pub fn tools(local_home: bool) -> Vec<Tool> {
+    let mut tools = tools_everywhere();
+    if local_home {
+        tools.push(tool::<OpenPort, OpenedPort>(
+            "open_port",
+            "Return a URL on this machine by which a browser or program opens an HTTP port of a sandbox. The program in \
+             the sandbox has to listen on all addresses (0.0.0.0). The URL works for as long as the sandbox exists.",
+            hints(true, false),
+        ));
+    }
+    tools
+}
+
+fn tools_everywhere() -> Vec<Tool> {
     vec![
         tool::<CreateSandbox, CreatedSandbox>(
             "create_sandbox",
@@ -615,7 +653,7 @@ mod tests {
 
     #[test]
     fn every_argument_is_described_and_only_deleting_and_running_are_destructive() {
-        let tools = tools();
+        let tools = tools(true);
         for tool in &tools {
             let schema = tool.schema_as_json_value();
             assert_eq!(schema["additionalProperties"], false, "{}", tool.name);
