@@ -6,15 +6,32 @@ Arguments: what to do, the `warren` program, and arguments for `warren mcp`.
 
 import asyncio
 import base64
+import http.client
 import os
 import sys
+from urllib.parse import urlsplit
 
 from mcp import Client, StdioServerParameters
 
 TOOLS = {
     "create_sandbox", "list_sandboxes", "delete_sandbox", "execute_command", "start_command", "poll_command",
     "kill_command", "upload_file", "download_file", "edit_file", "list_files", "file_exists", "search_files",
+    "run_code", "restart_context", "open_port",
 }
+
+# Smaller than any real one; what begins like a PNG is one to the server.
+PNG = b"\x89PNG\r\n\x1a\n" + b"pixels"
+
+# What `run_code` uses of matplotlib, which is not on every machine.
+PYPLOT = f"""
+open_figures = []
+class Figure:
+    def savefig(self, file, **_): file.write({PNG!r})
+def plot(*_): open_figures.append(Figure())
+def get_fignums(): return list(range(len(open_figures)))
+def figure(number): return open_figures[number]
+def close(_): open_figures.clear()
+"""
 
 
 def client(program, arguments, mode="auto"):
@@ -107,6 +124,76 @@ async def commands(client, name):
     await refused(client, "`command_id`", "poll_command", command_id="command-999")
 
 
+async def code(client, name):
+    async def run(code, **arguments):
+        result = await client.call_tool("run_code", {"sandbox_claim_name": name, "code": code, **arguments})
+        assert not result.is_error, f"{code}: {result.content}"
+        images = [(part.mime_type, base64.b64decode(part.data)) for part in result.content if part.type == "image"]
+        assert len(images) == result.structured_content["images"], result.structured_content
+        return result.structured_content, images
+
+    # State stays in a context, and only there.
+    ran, _ = await run("import sys\nx = 20\nprint('größe'); print('bad', file=sys.stderr)\nx + 1")
+    assert (ran["text"], ran["stdout"], ran["stderr"], ran["context_started"]) == ("21", "größe\n", "bad\n", True), ran
+    ran, _ = await run("x += 1\nx")
+    assert (ran["text"], ran["context_started"]) == ("21", False), ran
+    ran, _ = await run("x", context="other")
+    assert ran["error"]["name"] == "NameError" and "line 1" in ran["error"]["traceback"], ran
+    ran, _ = await run("cd /usr; f() { echo \"<$1>\"; }", language="shell")
+    assert ran["exit_code"] == 0, ran
+    ran, _ = await run("pwd; f 'a b'; cat; echo bad >&2; (exit 3)", language="shell")
+    assert (ran["exit_code"], ran["stdout"], ran["stderr"]) == (3, "/usr\n<a b>\n", "bad\n"), ran
+
+    # Images: of values, and the open figures of matplotlib.
+    _, images = await run(f"class Image:\n    def _repr_png_(self): return {PNG!r}\ndisplay(Image())\nImage()")
+    assert images == [("image/png", PNG)] * 2, images
+    _, images = await run("class Image:\n    def _repr_png_(self): return b'<svg>'\nImage()")
+    assert images == [], images
+    for file, content in [("__init__.py", ""), ("pyplot.py", PYPLOT)]:
+        path = f"/tmp/matplotlib/{file}"
+        await call(client, "upload_file", sandbox_claim_name=name, path=path, content=content)
+    ran, images = await run("sys.path.insert(0, '/tmp')\nfrom matplotlib import pyplot\npyplot.plot([1, 2])")
+    assert images == [("image/png", PNG)], ran
+    assert (await run("pyplot.get_fignums()"))[0]["text"] == "[]"
+
+    # Python is interrupted at its time limit and keeps its state; a shell ends.
+    ran, _ = await run("print('begun')\nwhile True: pass", timeout=2)
+    assert ran["timed_out"] and ran["error"]["name"] == "KeyboardInterrupt" and ran["stdout"] == "begun\n", ran
+    assert (await run("x"))[0]["text"] == "21"
+    ran, _ = await run("echo begun; sleep 98766", language="shell", timeout=2)
+    assert ran["timed_out"] and ran["context_ended"] and ran["stdout"] == "begun\n", ran
+    ran, _ = await run("pwd", language="shell")
+    assert ran["context_started"] and ran["stdout"] != "/usr\n", ran
+
+    # A context that ends is reported, and starts again. One is restarted while it runs code.
+    ran, _ = await run("import os\nos._exit(7)")
+    assert (ran["exit_code"], ran["context_ended"]) == (7, "it ended with exit code 7"), ran
+    assert (await run("1"))[0]["context_started"]
+    await run("y = 5", context="slow")
+    sleeper = "import time; open('/tmp/asleep', 'w').close(); time.sleep(600)"
+    sleeper = asyncio.create_task(run(sleeper, context="slow", timeout=300))
+    for _ in range(600):
+        if (await call(client, "file_exists", sandbox_claim_name=name, path="/tmp/asleep"))["exists"]:
+            break
+        await asyncio.sleep(0.1)
+    assert (await call(client, "restart_context", sandbox_claim_name=name, context="slow"))["ended"]
+    ran, _ = await sleeper
+    assert ran["context_ended"] == "it was ended", ran
+    assert (await run("y", context="slow"))[0]["error"]["name"] == "NameError"
+
+    # Output beyond the limit is read like that of a command.
+    ran, _ = await run("for n in range(20000): print('line', n)", max_output_bytes=2000)
+    assert ran["truncated"] and ran["stdout"].endswith("line 19999\n") and len(ran["stdout"]) < 3000, ran
+    part = await call(client, "poll_command", command_id=ran["command_id"], stdout_offset=178890)
+    assert part["stdout"].endswith("line 19999\n") and part["exit_code"] == 0, part
+    await refused(client, "`context`", "run_code", sandbox_claim_name=name, code="1", context="../x")
+    await refused(client, "NUL", "run_code", sandbox_claim_name=name, code="a\0b")
+
+    # An image without Python.
+    await call(client, "execute_command", sandbox_claim_name=name, command="rm -f $(command -v python3)")
+    await refused(client, "`python:3.13`", "run_code", sandbox_claim_name=name, code="1", context="late")
+
+
 async def files(client, name):
     binary = bytes(range(256)) * 300
     content = base64.b64encode(binary).decode()
@@ -155,6 +242,52 @@ async def files(client, name):
         assert (await call(client, "file_exists", sandbox_claim_name=name, path=path))["exists"] == there, path
 
 
+async def ports(client, name):
+    serve = "mkdir /tmp/site && cd /tmp/site && echo hello > index.html && exec python3 -m http.server 8123"
+    await call(client, "start_command", sandbox_claim_name=name, command=serve)
+    opened = await call(client, "open_port", sandbox_claim_name=name, port=8123)
+
+    def get(headers):
+        connection = http.client.HTTPConnection(urlsplit(opened["router_url"]).netloc, timeout=60)
+        connection.request("GET", "/", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    # Names below `localhost` are known to browsers and not to every resolver.
+    host = urlsplit(opened["url"]).netloc
+    assert host.startswith(f"8123-{name}.default.localhost:"), opened
+    for headers in [opened["headers"], {"Host": host}]:
+        for _ in range(600):
+            answer = await asyncio.to_thread(get, headers)
+            if answer[0] == 200:
+                break
+            await asyncio.sleep(0.1)
+        assert answer == (200, b"hello\n"), (headers, answer)
+    await refused(client, "`port`", "open_port", sandbox_claim_name=name, port=0)
+
+
+async def resources(client, name):
+    templates = (await client.list_resource_templates()).resource_templates
+    assert [template.uri_template for template in templates] == ["warren://{sandbox_claim_name}/{+path}"], templates
+    await call(client, "upload_file", sandbox_claim_name=name, path="/tmp/a b.txt", content="größer\n")
+    image = base64.b64encode(PNG).decode()
+    await call(client, "upload_file", sandbox_claim_name=name, path="/tmp/i.png", content=image, binary=True)
+    (file,) = (await client.read_resource(f"warren://{name}/tmp/a%20b.txt")).contents
+    assert (file.mime_type, file.text) == ("text/plain", "größer\n"), file
+    (file,) = (await client.read_resource(f"warren://{name}/tmp/i.png")).contents
+    assert (file.mime_type, base64.b64decode(file.blob)) == ("image/png", PNG), file
+    for uri, word in [
+        (f"warren://{name}/tmp/none", "no such file"), (f"warren://{name}/dev/zero", "not a regular file"),
+        ("warren://other/tmp/a", "you have no sandbox"), (f"warren://{name}/tmp/%2", "hexadecimal"),
+    ]:
+        try:
+            file = await client.read_resource(uri)
+        except Exception as error:
+            assert word in str(error), error
+        else:
+            raise AssertionError(f"{uri} was not refused: {file}")
+
+
 async def scope(program, arguments, name):
     """Another client does not see the sandbox, unless it is started with `--all`."""
     async with client(program, arguments) as other:
@@ -183,6 +316,9 @@ async def tools(program, arguments, mode):
         name = await lifecycle(connected)
         await commands(connected, name)
         await files(connected, name)
+        await ports(connected, name)
+        await resources(connected, name)
+        await code(connected, name)
         await scope(program, arguments, name)
         await from_template(connected)
         await call(connected, "delete_sandbox", sandbox_claim_name=name)

@@ -129,6 +129,17 @@ pub fn free_keys(argument: &str, keys: &BTreeMap<String, String>) -> Result<(), 
     }
 }
 
+/// Checks `timeout`.
+pub fn timeout(seconds: Option<u64>) -> Result<Duration, String> {
+    self::seconds("timeout", seconds, 60, 1..=600)
+}
+
+/// Checks `max_output_bytes`.
+pub fn output_limit(bytes: Option<u64>) -> Result<usize, String> {
+    let bytes = in_range("max_output_bytes", bytes, 30_000, 1000..=1_000_000)?;
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
 /// Checks a number of seconds.
 pub fn seconds(
     argument: &str,

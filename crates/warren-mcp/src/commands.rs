@@ -50,6 +50,11 @@ impl Command {
         self.state.borrow().clone()
     }
 
+    /// Returns true if it was told to stop by a call.
+    pub fn was_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
     /// Waits until it has ended, at most so long.
     pub async fn wait(&self, within: Duration) -> State {
         let mut state = self.state.clone();
@@ -65,6 +70,15 @@ impl Command {
     }
 }
 
+/// The other end of a [`Command`]: what runs it reports here.
+#[derive(Debug)]
+pub struct Running {
+    /// Its state.
+    pub state: watch::Sender<State>,
+    /// Cancelled when it is to stop.
+    pub stop: CancellationToken,
+}
+
 /// The commands of one client.
 #[derive(Debug, Default)]
 pub struct Commands(Mutex<Table>);
@@ -78,6 +92,23 @@ struct Table {
 impl Commands {
     /// Starts a command.
     pub fn start(&self, place: Place, sandbox: &str, words: Vec<String>) -> Result<Arc<Command>, String> {
+        let (command, Running { state, stop }) = self.register(sandbox)?;
+        let (stdout, stderr) = (command.stdout.clone(), command.stderr.clone());
+        tokio::spawn(async move {
+            let ended = tokio::select! {
+                () = stop.cancelled() => State::Stopped,
+                ended = place.run(words, None::<tokio::io::Empty>, stdout, stderr) => match ended {
+                    Ok(code) => State::Exited(code),
+                    Err(error) => State::Failed(chain(&error)),
+                },
+            };
+            state.send_replace(ended);
+        });
+        Ok(command)
+    }
+
+    /// Adds a command that the caller runs. It counts as running until its state says otherwise.
+    pub fn register(&self, sandbox: &str) -> Result<(Arc<Command>, Running), String> {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = |command: &Command| command.state() == State::Running;
         if table.commands.values().filter(|command| running(command)).count() >= MOST_RUNNING {
@@ -98,24 +129,14 @@ impl Commands {
         let command = Arc::new(Command {
             id: format!("command-{}", table.last),
             sandbox: sandbox.to_owned(),
-            stdout: stdout.clone(),
-            stderr: stderr.clone(),
+            stdout,
+            stderr,
             state,
             stop: stop.clone(),
         });
         let number = table.last;
         table.commands.insert(number, command.clone());
-        tokio::spawn(async move {
-            let ended = tokio::select! {
-                () = stop.cancelled() => State::Stopped,
-                ended = place.run(words, None::<tokio::io::Empty>, stdout, stderr) => match ended {
-                    Ok(code) => State::Exited(code),
-                    Err(error) => State::Failed(chain(&error)),
-                },
-            };
-            sender.send_replace(ended);
-        });
-        Ok(command)
+        Ok((command, Running { state: sender, stop }))
     }
 
     /// Finds a command by the id that the client was given.

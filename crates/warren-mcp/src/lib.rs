@@ -1,14 +1,18 @@
-//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands in them, read and write
-//! their files.
+//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands and code in them, read
+//! and write their files.
 //!
 //! One [`serve`] call is one client. The client sees only the sandboxes that it made, unless [`Config::all`] is set, and
 //! all of them are deleted when the client goes. If this process is killed, their lease ends them. It parses no
-//! arguments and starts no daemon: its caller brings a [`Connect`]. Start reading at [`server`], which maps tools to calls.
+//! arguments and starts no daemon: its caller brings a [`Connect`]. Start reading at [`server`], which does what
+//! the tools say.
 
 mod arguments;
 mod commands;
+mod contexts;
 mod edit;
+mod handler;
 mod output;
+mod resources;
 mod sandboxes;
 mod server;
 mod tools;
@@ -33,6 +37,9 @@ pub trait Connect: Send + Sync + 'static {
 
     /// Connects to a home that runs already.
     fn reconnect(&self) -> Connecting<'_>;
+
+    /// Returns the URL of the router of a local home that runs.
+    fn router(&self) -> Result<String, String>;
 }
 
 /// The settings for one client.

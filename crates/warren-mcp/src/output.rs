@@ -78,7 +78,8 @@ impl Spool {
         Ok((text, true))
     }
 
-    fn append(&self, bytes: &[u8]) -> io::Result<()> {
+    /// Adds bytes at the end.
+    pub fn append(&self, bytes: &[u8]) -> io::Result<()> {
         let mut inner = self.lock();
         let room = KEPT.saturating_sub(inner.kept).min(bytes.len() as u64);
         inner.file.write_all_at(&bytes[..usize::try_from(room).unwrap_or(bytes.len())], inner.kept)?;
@@ -90,6 +91,16 @@ impl Spool {
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns a text if it has at most `most` bytes; else its beginning and its end.
+pub fn ends(text: &str, most: usize) -> (String, bool) {
+    if text.len() <= most {
+        return (text.to_owned(), false);
+    }
+    let first = text.floor_char_boundary(most / 2);
+    let last = text.ceil_char_boundary(text.len() - most / 2);
+    (format!("{}\n[… cut: {} bytes in all …]\n{}", &text[..first], text.len(), &text[last..]), true)
 }
 
 /// Moves an offset on to the next byte that begins a character.
@@ -177,6 +188,14 @@ mod tests {
         assert!(cut && text.starts_with("begin") && text.ends_with("end"), "{text}");
         assert!(text.contains("1008 bytes") && text.contains("`stdout_offset` 50"), "{text}");
         assert!(!spool.summary("stdout", 2000).expect("summary").1);
+    }
+
+    #[test]
+    fn long_text_keeps_its_ends_and_whole_characters() {
+        assert_eq!(ends("größe", 7), ("größe".to_owned(), false));
+        let (text, cut) = ends(&"€".repeat(100), 20);
+        assert!(cut && text.starts_with("€€€\n") && text.ends_with("\n€€€"), "{text}");
+        assert!(text.contains("300 bytes"), "{text}");
     }
 
     #[test]

@@ -15,11 +15,14 @@ use warren_client::launch::{self, Launch, Launched, Source};
 use warren_client::sandbox::{self, SandboxError, SandboxKey};
 
 use crate::arguments;
-use crate::tools::CreateSandbox;
+use crate::tools::{CreateSandbox, OpenedPort};
 use crate::{Config, Connect};
 
 /// The longest time for which a client may ask a sandbox to live.
 const LONGEST_LIFE: u64 = 30 * 24 * 3600;
+
+/// The longest part of a host name between two dots.
+const LONGEST_LABEL: usize = 63;
 
 /// The sandboxes of one client.
 pub struct Sandboxes {
@@ -165,6 +168,15 @@ impl Sandboxes {
         Ok(Place { client, namespace: launched.key().namespace, pod: sandbox::pod_name(&sandbox) })
     }
 
+    /// Finds the ways to a port of a sandbox through the router.
+    pub async fn port(&self, name: &str, namespace: Option<&str>, port: u16) -> Result<OpenedPort, String> {
+        let (client, launched) = self.find(name, namespace).await?;
+        let sandbox = launch::behind(&client, &launched).await.map_err(|error| chain(&error))?;
+        let sandbox = sandbox.and_then(|sandbox| sandbox.metadata.name);
+        let sandbox = sandbox.ok_or_else(|| format!("sandbox `{name}` has no pod yet; try again"))?;
+        way(&self.connect.router()?, &sandbox, &launched.key().namespace, port)
+    }
+
     /// Finds a sandbox that the client may see. One that it may not see is not there.
     async fn find(&self, name: &str, namespace: Option<&str>) -> Result<(Client, Launched), String> {
         arguments::object_name("sandbox_claim_name", name)?;
@@ -297,6 +309,25 @@ fn no_limits(wanted: &CreateSandbox) -> Result<(), String> {
     }
 }
 
+/// Returns the ways to a port of a sandbox, by the URL of the router.
+fn way(router: &str, sandbox: &str, namespace: &str, port: u16) -> Result<OpenedPort, String> {
+    let (_, router_port) = router
+        .rsplit_once(':')
+        .ok_or_else(|| format!("the home's router has no port in its URL `{router}`"))?;
+    let label = format!("{port}-{sandbox}");
+    let fits = label.len() <= LONGEST_LABEL && !label.contains('.');
+    Ok(OpenedPort {
+        url: fits.then(|| format!("http://{label}.{namespace}.localhost:{router_port}/")),
+        router_url: router.to_owned(),
+        headers: [
+            ("X-Sandbox-ID", sandbox.to_owned()),
+            ("X-Sandbox-Namespace", namespace.to_owned()),
+            ("X-Sandbox-Port", port.to_string()),
+        ]
+        .into(),
+    })
+}
+
 /// Chosen here and not by the server, so that it is counted before the request is sent.
 fn random_name() -> String {
     let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
@@ -341,6 +372,18 @@ mod tests {
     }
 
     #[test]
+    fn ports_have_a_host_name_where_the_sandbox_fits_into_one() {
+        let way = |sandbox| way("http://127.0.0.1:4567", sandbox, "default", 3000).expect("a way");
+        let short = way("box");
+        assert_eq!(short.url.as_deref(), Some("http://3000-box.default.localhost:4567/"));
+        assert_eq!(short.headers["X-Sandbox-Port"], "3000");
+        for sandbox in ["a.b", &"x".repeat(60)] {
+            assert_eq!(way(sandbox).url, None);
+            assert_eq!(way(sandbox).headers["X-Sandbox-ID"], sandbox);
+        }
+    }
+
+    #[test]
     fn client_cannot_have_more_sandboxes_than_its_limit() {
         struct Nowhere;
         impl Connect for Nowhere {
@@ -349,6 +392,9 @@ mod tests {
             }
             fn reconnect(&self) -> crate::Connecting<'_> {
                 self.connect()
+            }
+            fn router(&self) -> Result<String, String> {
+                Err("no home".to_owned())
             }
         }
         let sandboxes = Sandboxes::new(config(), Box::new(Nowhere));

@@ -1,4 +1,4 @@
-//! The MCP server: lists the tools, and carries out their calls.
+//! What the tools do. [`crate::handler`] carries their calls in and results out.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,28 +6,25 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
-    ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
-};
-use rmcp::service::RequestContext;
-use rmcp::{ErrorData, RoleServer, ServerHandler};
+use rmcp::model::{JsonObject, Tool};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use warren_client::files::{ByExec, Files as _, Search};
+use warren_client::interpreter::Image;
 use warren_client::sandbox::Progress;
 
 use crate::commands::{Command, Commands, State};
+use crate::contexts::Contexts;
 use crate::edit;
 use crate::sandboxes::Sandboxes;
 use crate::tools::{
     self, CreateSandbox, CreatedSandbox, DeleteSandbox, DeletedSandbox, DownloadFile, DownloadedFile,
     EditFile, EditedFile, ExecuteCommand, ExecutedCommand, FileExistence, FileExists, FoundLine, FoundLines,
     KillCommand, KilledCommand, ListFiles, ListSandboxes, ListedFile, ListedFiles, ListedSandbox,
-    ListedSandboxes, PollCommand, PolledCommand, SearchFiles, StartCommand, StartedCommand, UploadFile,
-    UploadedFile,
+    ListedSandboxes, OpenPort, OpenedPort, PollCommand, PolledCommand, RanCode, RestartContext,
+    RestartedContext, RunCode, SearchFiles, StartCommand, StartedCommand, UploadFile, UploadedFile,
 };
 use crate::{Config, Connect, arguments};
 
@@ -37,10 +34,6 @@ const LONGEST_LINE: usize = 500;
 /// The longest time that deleting a client's sandboxes may take when the client has gone.
 const CLEANUP: Duration = Duration::from_secs(30);
 
-const INSTRUCTIONS: &str = "Isolated sandboxes to run commands and keep files in. Call `create_sandbox` first and \
-    pass the `sandbox_claim_name` that it returns to the other tools. A sandbox keeps its files and processes until \
-    `delete_sandbox` or the end of this connection. Its network may be limited.";
-
 /// The server of one client. Clones share everything.
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
@@ -48,14 +41,21 @@ pub struct Server(Arc<Inner>);
 struct Inner {
     sandboxes: Sandboxes,
     commands: Commands,
+    contexts: Contexts,
     tools: Vec<Tool>,
 }
 
 impl Server {
     /// Makes the server of a client. It reaches its home at the first call that needs it.
     pub fn new(config: Config, connect: Box<dyn Connect>) -> Self {
+        let tools = tools::tools(config.local_home);
         let sandboxes = Sandboxes::new(config, connect);
-        Self(Arc::new(Inner { sandboxes, commands: Commands::default(), tools: tools::tools() }))
+        Self(Arc::new(Inner {
+            sandboxes,
+            commands: Commands::default(),
+            contexts: Contexts::default(),
+            tools,
+        }))
     }
 
     /// Renews the leases of the client's sandboxes for as long as it is polled.
@@ -63,21 +63,28 @@ impl Server {
         self.0.sandboxes.keep().await
     }
 
-    /// Ends the client's commands and deletes its sandboxes.
+    /// Ends the client's commands and contexts, and deletes its sandboxes.
     pub async fn close(&self) -> Result<(), String> {
         self.0.commands.stop(None);
+        self.0.contexts.stop(None);
         match tokio::time::timeout(CLEANUP, self.0.sandboxes.close()).await {
             Ok(result) => result,
             Err(_) => Err(format!("the home did not answer within {} s", CLEANUP.as_secs())),
         }
     }
 
-    async fn call(
+    /// Returns the tools of this client.
+    pub(crate) fn tools(&self) -> &[Tool] {
+        &self.0.tools
+    }
+
+    /// Calls a tool. `None` if there is none of that name.
+    pub(crate) async fn call(
         &self,
         name: &str,
         arguments: JsonObject,
         cancelled: &CancellationToken,
-    ) -> Option<Result<Value, String>> {
+    ) -> Option<Result<Answer, String>> {
         Some(match name {
             "create_sandbox" => run(arguments, |arguments| self.create_sandbox(arguments)).await,
             "list_sandboxes" => run(arguments, |arguments| self.list_sandboxes(arguments)).await,
@@ -86,6 +93,17 @@ impl Server {
             "start_command" => run(arguments, |arguments| self.start_command(arguments)).await,
             "poll_command" => run(arguments, |arguments| self.poll_command(arguments)).await,
             "kill_command" => run(arguments, |arguments| self.kill_command(arguments)).await,
+            "run_code" => {
+                let mut images = Vec::new();
+                let ran = run(arguments, async |arguments| {
+                    let ran = self.run_code(arguments, cancelled).await?;
+                    images = ran.1;
+                    Ok(ran.0)
+                });
+                ran.await.map(|answer| Answer { images, ..answer })
+            }
+            "restart_context" => run(arguments, |arguments| self.restart_context(arguments)).await,
+            "open_port" => run(arguments, |arguments| self.open_port(arguments)).await,
             "upload_file" => run(arguments, |arguments| self.upload_file(arguments)).await,
             "download_file" => run(arguments, |arguments| self.download_file(arguments)).await,
             "edit_file" => run(arguments, |arguments| self.edit_file(arguments)).await,
@@ -127,6 +145,7 @@ impl Server {
         let name = arguments.sandbox_claim_name;
         self.0.sandboxes.delete(&name, arguments.namespace.as_deref()).await?;
         self.0.commands.stop(Some(&name));
+        self.0.contexts.stop(Some(&name));
         Ok(DeletedSandbox { deleted: name })
     }
 
@@ -135,8 +154,8 @@ impl Server {
         arguments: ExecuteCommand,
         cancelled: &CancellationToken,
     ) -> Result<ExecutedCommand, String> {
-        let most = output_limit(arguments.max_output_bytes)?;
-        let timeout = timeout(arguments.timeout)?;
+        let most = arguments::output_limit(arguments.max_output_bytes)?;
+        let timeout = arguments::timeout(arguments.timeout)?;
         let words = arguments::command(&arguments.command, arguments.workdir.as_deref(), &arguments.env)?;
         let command =
             self.start(&arguments.sandbox_claim_name, arguments.namespace.as_deref(), words).await?;
@@ -179,7 +198,7 @@ impl Server {
     }
 
     async fn poll_command(&self, arguments: PollCommand) -> Result<PolledCommand, String> {
-        let most = output_limit(arguments.max_output_bytes)?;
+        let most = arguments::output_limit(arguments.max_output_bytes)?;
         let wait = arguments::seconds("wait", arguments.wait, 0, 0..=60)?;
         let command = self.0.commands.find(&arguments.command_id)?;
         let state = command.wait(wait).await;
@@ -204,13 +223,37 @@ impl Server {
         Ok(KilledCommand { killed: ran && state == State::Stopped, exit_code: exit_code(&state)? })
     }
 
-    async fn files(
+    async fn run_code(
+        &self,
+        arguments: RunCode,
+        cancelled: &CancellationToken,
+    ) -> Result<(RanCode, Vec<Image>), String> {
+        let sandbox = &arguments.sandbox_claim_name;
+        let place = self.0.sandboxes.place(sandbox, arguments.namespace.as_deref()).await?;
+        self.0.contexts.run(&self.0.commands, place, &arguments, cancelled).await
+    }
+
+    async fn restart_context(&self, arguments: RestartContext) -> Result<RestartedContext, String> {
+        let RestartContext { sandbox_claim_name, language, context } = arguments;
+        let ended = self.0.contexts.end(&sandbox_claim_name, language, context.as_deref())?;
+        Ok(RestartedContext { ended })
+    }
+
+    async fn open_port(&self, arguments: OpenPort) -> Result<OpenedPort, String> {
+        let port = u16::try_from(arguments.port).ok().filter(|port| *port > 0);
+        let port =
+            port.ok_or_else(|| format!("`port` is {}; it has to be from 1 to 65535", arguments.port))?;
+        let OpenPort { sandbox_claim_name, namespace, .. } = arguments;
+        self.0.sandboxes.port(&sandbox_claim_name, namespace.as_deref(), port).await
+    }
+
+    pub(crate) async fn files(
         &self,
         sandbox: &str,
         namespace: Option<&str>,
         limit: Option<u64>,
     ) -> Result<ByExec, String> {
-        let timeout = timeout(limit)?;
+        let timeout = arguments::timeout(limit)?;
         Ok(ByExec { place: self.0.sandboxes.place(sandbox, namespace).await?, timeout })
     }
 
@@ -306,24 +349,22 @@ impl Server {
     }
 }
 
+/// The result of a tool.
+pub(crate) struct Answer {
+    pub(crate) value: Value,
+    pub(crate) images: Vec<Image>,
+}
+
 /// Reads a tool's arguments, runs it, and returns its result as JSON.
 async fn run<A: DeserializeOwned, R: Serialize>(
     arguments: JsonObject,
     tool: impl AsyncFnOnce(A) -> Result<R, String>,
-) -> Result<Value, String> {
+) -> Result<Answer, String> {
     let arguments = serde_json::from_value(Value::Object(arguments))
         .map_err(|error| format!("arguments of the tool: {error}"))?;
     let result = tool(arguments).await?;
-    serde_json::to_value(result).map_err(|error| format!("write the result: {error}"))
-}
-
-fn timeout(seconds: Option<u64>) -> Result<Duration, String> {
-    arguments::seconds("timeout", seconds, 60, 1..=600)
-}
-
-fn output_limit(bytes: Option<u64>) -> Result<usize, String> {
-    let bytes = arguments::in_range("max_output_bytes", bytes, 30_000, 1000..=1_000_000)?;
-    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+    let value = serde_json::to_value(result).map_err(|error| format!("write the result: {error}"))?;
+    Ok(Answer { value, images: Vec::new() })
 }
 
 fn unreadable(error: std::io::Error) -> String {
@@ -348,40 +389,6 @@ fn text(bytes: &[u8]) -> Option<(String, usize)> {
         Err(_) => return None,
     };
     (end > 0 || bytes.is_empty()).then(|| (String::from_utf8_lossy(&bytes[..end]).into_owned(), end))
-}
-
-impl ServerHandler for Server {
-    fn get_info(&self) -> ServerConfig {
-        let mut info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
-            .with_instructions(INSTRUCTIONS);
-        info.server_info = Implementation::new("warren", env!("CARGO_PKG_VERSION"));
-        info
-    }
-
-    async fn list_tools(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(self.0.tools.clone()))
-    }
-
-    fn get_tool(&self, name: &str) -> Option<Tool> {
-        self.0.tools.iter().find(|tool| tool.name == name).cloned()
-    }
-
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let arguments = request.arguments.unwrap_or_default();
-        match self.call(&request.name, arguments, &context.ct).await {
-            Some(Ok(value)) => Ok(CallToolResult::structured(value).into()),
-            Some(Err(error)) => Ok(CallToolResult::error(vec![ContentBlock::text(error)]).into()),
-            None => Err(ErrorData::invalid_params(format!("there is no tool `{}`", request.name), None)),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -219,6 +219,128 @@ pub struct KilledCommand {
     pub exit_code: Option<i32>,
 }
 
+/// Arguments of `run_code`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunCode {
+    /// The sandbox, as `create_sandbox` returned it.
+    pub sandbox_claim_name: String,
+    /// Namespace; the server's own if absent, and no other.
+    pub namespace: Option<String>,
+    /// The code. It finds the variables, imports and functions of earlier calls in the same context.
+    pub code: String,
+    /// What the code is written in. Default `python`.
+    #[serde(default)]
+    pub language: CodeLanguage,
+    /// Name of the context, whose state the code uses and changes. Each name and language has a state of its own.
+    /// Default `default`.
+    pub context: Option<String>,
+    /// Seconds after which the code is interrupted, from 1 to 600. Default 60.
+    pub timeout: Option<u64>,
+    /// Most bytes of each stream and of `text` in the result, from 1000 to 1000000. Default 30000.
+    pub max_output_bytes: Option<u64>,
+}
+
+/// What code is written in.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CodeLanguage {
+    /// The image's own Python 3.
+    #[default]
+    Python,
+    /// `bash` if the image has it, else `sh`.
+    Shell,
+}
+
+/// Result of `run_code`. Images follow it as content of their own.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RanCode {
+    /// Values that the code shows, as text: of its last expression, and of `display(value)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// The exception that ended Python code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<RanError>,
+    /// The exit code of shell code, or of the context if it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// How many images follow.
+    pub images: u64,
+    /// How many values and images were left out because there were too many.
+    pub left_out: u64,
+    /// Whether the code was interrupted because its time was over.
+    pub timed_out: bool,
+    /// Whether output was left out. `poll_command` with `command_id` reads the streams.
+    pub truncated: bool,
+    /// Whether the context was started by this call, with an empty state.
+    pub context_started: bool,
+    /// Why the context has ended, if it has. Its state is gone; the next call starts it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_ended: Option<String>,
+    /// The call, for `poll_command`.
+    pub command_id: String,
+}
+
+/// An exception.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RanError {
+    /// Its class.
+    pub name: String,
+    /// What it says.
+    pub value: String,
+    /// Where it happened.
+    pub traceback: String,
+}
+
+/// Arguments of `restart_context`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestartContext {
+    /// The sandbox, as `create_sandbox` returned it.
+    pub sandbox_claim_name: String,
+    /// The language of the context. Default `python`.
+    #[serde(default)]
+    pub language: CodeLanguage,
+    /// Name of the context. Default `default`.
+    pub context: Option<String>,
+}
+
+/// Result of `restart_context`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RestartedContext {
+    /// Whether there was such a context.
+    pub ended: bool,
+}
+
+/// Arguments of `open_port`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenPort {
+    /// The sandbox, as `create_sandbox` returned it.
+    pub sandbox_claim_name: String,
+    /// Namespace; the server's own if absent, and no other.
+    pub namespace: Option<String>,
+    /// The TCP port on which a program in the sandbox serves HTTP, from 1 to 65535.
+    pub port: u64,
+}
+
+/// Result of `open_port`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OpenedPort {
+    /// The URL for browsers and other programs that know names below `localhost`. Absent if the sandbox's name is too
+    /// long for a host name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The URL for all other programs, which send `headers` with each request.
+    pub router_url: String,
+    /// The headers that name the sandbox and the port.
+    pub headers: BTreeMap<&'static str, String>,
+}
+
 /// Arguments of `upload_file`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -414,8 +536,21 @@ pub struct FoundLine {
     pub text: String,
 }
 
-/// Returns the description of every tool.
-pub fn tools() -> Vec<Tool> {
+/// Returns the description of every tool. Ports are opened by the router of the local home, and only there.
+pub fn tools(local_home: bool) -> Vec<Tool> {
+    let mut tools = tools_everywhere();
+    if local_home {
+        tools.push(tool::<OpenPort, OpenedPort>(
+            "open_port",
+            "Return a URL on this machine by which a browser or program opens an HTTP port of a sandbox. The program in \
+             the sandbox has to listen on all addresses (0.0.0.0). The URL works for as long as the sandbox exists.",
+            hints(true, false),
+        ));
+    }
+    tools
+}
+
+fn tools_everywhere() -> Vec<Tool> {
     vec![
         tool::<CreateSandbox, CreatedSandbox>(
             "create_sandbox",
@@ -452,6 +587,19 @@ pub fn tools() -> Vec<Tool> {
         tool::<KillCommand, KilledCommand>(
             "kill_command",
             "End a command that runs.",
+            hints(false, true).idempotent(true),
+        ),
+        tool::<RunCode, RanCode>(
+            "run_code",
+            "Run Python or shell code in a sandbox, in a context that keeps variables, imports and the working \
+             directory for the next call. Returns what the code prints, the value of its last expression, the \
+             exception, and figures of matplotlib and other images as images.",
+            hints(false, true).open_world(true),
+        ),
+        tool::<RestartContext, RestartedContext>(
+            "restart_context",
+            "End a context of `run_code` with everything that runs in it. The next `run_code` in it starts with an \
+             empty state.",
             hints(false, true).idempotent(true),
         ),
         tool::<UploadFile, UploadedFile>(
@@ -505,7 +653,7 @@ mod tests {
 
     #[test]
     fn every_argument_is_described_and_only_deleting_and_running_are_destructive() {
-        let tools = tools();
+        let tools = tools(true);
         for tool in &tools {
             let schema = tool.schema_as_json_value();
             assert_eq!(schema["additionalProperties"], false, "{}", tool.name);

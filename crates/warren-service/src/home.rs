@@ -53,6 +53,17 @@ impl Connect for Home {
     fn reconnect(&self) -> Connecting<'_> {
         Box::pin(self.reach(false))
     }
+
+    fn router(&self) -> Result<String, String> {
+        let Home::Local { data_dir } = self else {
+            return Err("ports are opened in the local home only".to_owned());
+        };
+        let path = DataDir::locate(data_dir.as_deref(), &Surroundings::of_this_process());
+        let file = path.and_then(|path| DataDir::create(&path)).map_err(chain)?.router_url();
+        let text = std::fs::read_to_string(&file)
+            .map_err(|error| format!("read the URL of the home's router in `{}`: {error}", file.display()))?;
+        Ok(text.trim_end().to_owned())
+    }
 }
 
 /// Starts the local home with `warren up --detach`; two at once settle between themselves which one stays.

@@ -17,8 +17,8 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    // Standard output belongs to the protocol.
-    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    // Standard output belongs to the protocol. What `rmcp` warns of are the errors that clients get anyway.
+    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new("warn,rmcp=error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let result = match cli.command {
         Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
