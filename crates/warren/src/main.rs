@@ -118,6 +118,8 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         | Command::Exec(_)
         | Command::Shell(_)
         | Command::Cp(_)
+        | Command::Diff(_)
+        | Command::Apply(_)
         | Command::Logs(_)
         | Command::Events(_)
         | Command::Explain(_)
