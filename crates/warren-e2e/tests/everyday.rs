@@ -242,6 +242,7 @@ fn help_of_each_command_is_there_and_says_how_it_is_used() {
         "top",
         "diff",
         "apply",
+        "man",
         "suspend",
         "resume",
         "pool",

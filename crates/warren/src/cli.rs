@@ -109,6 +109,8 @@ pub enum Command {
     Oci(oci::Oci),
     /// Print a script that completes commands and options in a shell.
     Completion(Completion),
+    /// Write the manual, a page for `man` about each command, into a directory.
+    Man(Man),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.
@@ -720,6 +722,14 @@ pub struct Completion {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  warren man ~/.local/share/man/man1 && man warren-run")]
+pub struct Man {
+    /// The directory, which is made if it is missing
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
 }
 
 #[derive(Args, Debug)]
