@@ -3,7 +3,7 @@
 # place with one rename, so that an upgrade never leaves half a binary.
 #
 #   sh install.sh [--prefix DIR] [--from DIR]     install or upgrade
-#   sh install.sh --uninstall [--prefix DIR]      remove the binary; data directories stay
+#   sh install.sh --uninstall [--prefix DIR]      remove the binary and its manual; data directories stay
 set -eu
 
 prefix=/usr/local
@@ -30,7 +30,9 @@ target=$prefix/bin/warren
 if [ "$uninstall" = yes ]; then
     [ -e "$target" ] || fail "\`$target\` is not there"
     "$target" down >/dev/null 2>&1 || true
-    rm -f "$target"
+    rm -f "$target" "$prefix/share/man/man1/warren.1.gz" "$prefix"/share/man/man1/warren-*.1.gz
+    rm -f "$prefix/share/bash-completion/completions/warren" "$prefix/share/fish/vendor_completions.d/warren.fish" \
+        "$prefix/share/zsh/site-functions/_warren"
     echo "removed $target; data directories are kept (/var/lib/warren, ~/.local/share/warren)"
     exit 0
 fi
@@ -51,5 +53,6 @@ work=$(mktemp -d "$prefix/bin/.warren-install.XXXXXX") || fail "cannot write to 
 trap 'rm -rf "$work"' EXIT
 tar -xzf "$archive" -C "$work" --strip-components 1
 "$work/warren" version >/dev/null || fail "the binary in $name does not run on this machine"
+mkdir -p "$prefix/share" && cp -R "$work/share/." "$prefix/share/" || fail "cannot write the manual to \`$prefix/share\`"
 mv -f "$work/warren" "$target"
 echo "installed $("$target" version) as $target"

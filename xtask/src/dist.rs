@@ -4,6 +4,7 @@
 //! time, and the compiler leaves the checkout's path out.
 
 mod debian;
+mod manual;
 mod sbom;
 
 use std::fs;
@@ -35,26 +36,27 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(binary) => binary.clone(),
         None => workspace::release_binary()?,
     };
+    let manual = manual::Manual::of(&binary)?;
     let binary = fs::read(&binary).with_context(|| format!("read `{}`", binary.display()))?;
     let architecture = std::env::consts::ARCH;
     let read = |path: &str| fs::read(root.join(path)).with_context(|| format!("read `{path}`"));
 
     let base = format!("warren-{VERSION}-{architecture}-linux");
-    let tarball = gzip(&tar(
-        vec![
-            Entry::directory(format!("{base}/")),
-            Entry::file(format!("{base}/warren"), 0o755, binary.clone()),
-            Entry::file(format!("{base}/LICENSE"), 0o644, read("LICENSE")?),
-            Entry::file(format!("{base}/README.md"), 0o644, read("README.md")?),
-            Entry::file(format!("{base}/warren.service"), 0o644, read("deploy/systemd/warren.service")?),
-        ],
-        epoch,
-    )?)?;
-    let package = debian::package(&debian::Contents {
+    let mut entries = vec![
+        Entry::directory(format!("{base}/")),
+        Entry::file(format!("{base}/warren"), 0o755, binary.clone()),
+        Entry::file(format!("{base}/LICENSE"), 0o644, read("LICENSE")?),
+        Entry::file(format!("{base}/README.md"), 0o644, read("README.md")?),
+        Entry::file(format!("{base}/warren.service"), 0o644, read("deploy/systemd/warren.service")?),
+    ];
+    entries.extend(manual.entries(&base)?);
+    let tarball = gzip(&tar(entries, epoch)?)?;
+    let package = debian::package(debian::Contents {
         version: VERSION,
         binary: binary.clone(),
         license: read("LICENSE")?,
         unit: read("deploy/systemd/warren.service")?,
+        manual: manual.entries("./usr")?,
         epoch,
     })?;
     let mut files = vec![

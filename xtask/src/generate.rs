@@ -23,6 +23,9 @@ pub struct Arguments {
     /// Write nothing; fail if the tree differs from what would be written
     #[arg(long)]
     check: bool,
+    /// Write `docs/cli.md`, too, which builds `warren`; the tests of `warren` check it
+    #[arg(long, conflicts_with = "check")]
+    cli: bool,
 }
 
 /// A folder of generated files. Other files in it are removed.
@@ -66,7 +69,23 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         write(&root, folder)?;
     }
     eprintln!("{} of the generated files changed", differences.len());
+    if arguments.cli {
+        command_line()?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the reference of the command line, by a test of `warren`. The definitions cannot be included
+/// here as the controllers' rights are, because their types come from most of our crates.
+fn command_line() -> Result<()> {
+    let test = "reference::tests::reference_of_the_command_line_is_up_to_date";
+    let status = workspace::cargo()
+        .args(["test", "--quiet", "--package", "warren", "--bin", "warren", "--", "--exact", test])
+        .env("UPDATE_EXPECT", "1")
+        .status()
+        .context("run cargo")?;
+    ensure!(status.success(), "the reference of the command line was not written: cargo ended with {status}");
+    Ok(())
 }
 
 /// Returns a file per CustomResourceDefinition, named as by controller-gen.

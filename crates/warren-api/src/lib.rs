@@ -21,6 +21,7 @@ pub mod task;
 pub mod template;
 mod time;
 pub mod v1alpha1;
+pub mod view;
 mod words;
 
 pub use claim::{SandboxClaim, SandboxClaimSpec, SandboxClaimStatus};

@@ -1,5 +1,5 @@
-//! Tests everyday commands with the real binary: `pool`, `template`, `top`, `suspend`, `resume`,
-//! `history`, `doctor` for a cluster, help.
+//! Tests everyday commands with the real binary: `pool`, `template`, `run --mount`, `diff`, `apply`,
+//! `top`, `suspend`, `resume`, `history`, `doctor` for a cluster, help.
 
 use serde_json::Value;
 use warren_e2e::faulty_proxy::FaultyProxy;
@@ -147,6 +147,88 @@ fn tools_of_the_home_directory_are_shown_read_only_where_the_home_allows_it() {
     home.assert_nothing_left();
 }
 
+/// Makes a checkout that belongs to the user of a home.
+fn checkout(home: &LocalHome) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("make a directory");
+    if let Some(user) = home.user() {
+        user.give(directory.path()).expect("give the directory to the user");
+    }
+    let script = "git init --quiet . && mkdir deep && printf old > changed && printf x > gone && printf y > deep/file \
+        && echo built > .gitignore";
+    let mut command = std::process::Command::new("sh");
+    let made = home.as_its_user(command.args(["-c", script]).current_dir(directory.path())).status();
+    assert!(made.expect("run sh").success(), "make a checkout");
+    directory
+}
+
+/// What a sandbox does in the checkout.
+const WORK: &str = "pwd; cat changed; printf new > changed; rm gone; rm -r deep; mkdir deep; printf z > deep/other; \
+    printf + > added; printf b > built; echo evil >> .git/config";
+
+#[test]
+fn view_of_a_directory_keeps_changes_until_they_are_applied() {
+    for home in [LocalHome::new(), LocalHome::of_an_ordinary_user()].into_iter().flatten() {
+        let checkout = checkout(&home);
+        let directory = checkout.path().to_str().expect("UTF-8");
+        let run = |words: &[&str]| {
+            let mut command = home.command();
+            command.current_dir(checkout.path()).arg("run").args(words);
+            Ended::from(command.output().expect("run"))
+        };
+        let read = |name: &str| std::fs::read_to_string(checkout.path().join(name)).ok();
+        let seen = run(&["--mount", ".", "--", "true"]);
+        let hint = format!("--allow-host-path {directory}`");
+        assert!(seen.code == Some(125) && seen.stderr.contains(&hint), "{seen:?}");
+        assert_eq!(home.warren(&["down"]).code, Some(0));
+        assert_eq!(home.warren(&["up", "--detach", "--allow-host-path", directory]).code, Some(0));
+
+        let seen = run(&["--mount", ".", "--name", "view", "--keep", "--", "sh", "-c", WORK]);
+        assert_eq!((seen.code, seen.stdout), (Some(0), format!("{directory}\nold")), "{}", seen.stderr);
+        assert!(seen.stderr.contains("warren diff view"), "{}", seen.stderr);
+        assert_eq!(read("changed").as_deref(), Some("old"), "nothing is written here");
+        assert_eq!((read("gone").as_deref(), read("added")), (Some("x"), None), "nothing is written here");
+
+        let told = |rows: &[(&str, &str)]| -> String {
+            rows.iter().map(|(change, path)| format!("{change} {directory}/{path}\n")).collect()
+        };
+        let all =
+            told(&[("A", "added"), ("M", "changed"), ("D", "deep/file"), ("A", "deep/other"), ("D", "gone")]);
+        let seen = home.warren(&["diff", "view"]);
+        assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), all.as_str()), "{}", seen.stderr);
+        assert!(seen.stderr.contains("`.git`"), "{}", seen.stderr);
+        let with_ignored = json(&home, &["diff", "view", "--all"]);
+        assert_eq!(with_ignored["changes"].as_array().map(Vec::len), Some(6), "{with_ignored}");
+
+        std::fs::write(checkout.path().join("changed"), "mine").expect("write");
+        let seen = home.warren(&["apply", "view"]);
+        assert!(
+            seen.code == Some(1) && seen.stderr.contains("changed here and in the sandbox: `changed`"),
+            "{seen:?}"
+        );
+        assert_eq!(read("added"), None, "nothing is written if one file is in conflict");
+        let seen = home.warren(&["apply", "view", "deep"]);
+        assert_eq!(seen.stdout, told(&[("D", "deep/file"), ("A", "deep/other")]), "{seen:?}");
+        let seen = home.warren(&["apply", "view", "--overwrite"]);
+        assert_eq!(
+            (seen.code, seen.stdout),
+            (Some(0), told(&[("A", "added"), ("M", "changed"), ("D", "gone")]))
+        );
+        assert_eq!(home.warren(&["diff", "view"]).stdout, "");
+        assert_eq!((read("changed").as_deref(), read("deep/other").as_deref()), (Some("new"), Some("z")));
+        assert_eq!((read("gone"), read("deep/file"), read("built")), (None, None, None));
+        assert!(!read(".git/config").expect("a checkout").contains("evil"));
+        assert_eq!(home.warren(&["delete", "view"]).code, Some(0));
+
+        let seen =
+            run(&["--mount", ".:ro", "--", "sh", "-c", "cat changed; touch x 2>/dev/null || echo ' no'"]);
+        assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "new no\n"), "{}", seen.stderr);
+        let seen = run(&["--mount", ".:rw", "--", "true"]);
+        assert!(seen.code == Some(125) && seen.stderr.contains("for reading only"), "{seen:?}");
+        assert_eq!(home.warren(&["down"]).code, Some(0));
+        home.assert_nothing_left();
+    }
+}
+
 #[test]
 fn help_of_each_command_is_there_and_says_how_it_is_used() {
     let Some(home) = LocalHome::new() else { return };
@@ -159,6 +241,9 @@ fn help_of_each_command_is_there_and_says_how_it_is_used() {
         "cleanup",
         "list",
         "top",
+        "diff",
+        "apply",
+        "man",
         "suspend",
         "resume",
         "pool",

@@ -1,6 +1,6 @@
 //! Serves kubelet's HTTP API as far as the API server uses it: `/exec`, `/attach`, `/portForward`,
-//! `/containerLogs`, `/pods`, `/stats/summary`, `/metrics`, `/healthz`. `/images` is ours: users
-//! reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
+//! `/containerLogs`, `/pods`, `/stats/summary`, `/metrics`, `/healthz`. `/images` and `/views`
+//! are ours: users reach them through the API server as `/api/v1/nodes/NAME/proxy/images`.
 //!
 //! A client with a stream within this process may do everything. On a port ([`listen`]), each
 //! request is authorised.
@@ -17,6 +17,7 @@ mod spdy;
 mod spdy_streams;
 mod stats;
 mod upgrade;
+mod views;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -86,6 +87,11 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
         (_, ["images"]) => images::answer(shared, request).await,
         (&Method::GET, ["containerLogs", namespace, pod, container]) => {
             logs(shared, &request, namespace, pod, container)
+        }
+        (&Method::GET, ["views", namespace, pod, container, volume]) => {
+            let place = Place::find(shared, namespace, pod, container);
+            let answered = place.and_then(|place| views::answer(&place, volume));
+            answered.unwrap_or_else(|Refused(status, problem)| text(status, problem))
         }
         // Also with the pod's uid in the path: kubelet has both forms.
         (

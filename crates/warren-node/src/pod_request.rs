@@ -21,7 +21,7 @@ use warren_oci::cgroup_names;
 use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{
-    Activation, ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram,
+    Activation, ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram, View,
 };
 use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
 
@@ -117,6 +117,21 @@ impl PodDirectory {
     /// messages that containers leave.
     pub(crate) fn written(&self) -> [PathBuf; 3] {
         ["containers", "volumes", "termination"].map(|name| self.0.join(name))
+    }
+
+    /// Returns the directory that the last run of a container writes to, if it has run.
+    pub(crate) fn last_run(&self, container: &str) -> io::Result<Option<PathBuf>> {
+        let runs = self.0.join("containers").join(container);
+        let entries = match std::fs::read_dir(&runs) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            entries => entries?,
+        };
+        let mut last: Option<u32> = None;
+        for entry in entries {
+            let attempt = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+            last = last.max(attempt);
+        }
+        Ok(last.map(|attempt| runs.join(attempt.to_string())))
     }
 
     /// Returns the pod's network, if it has one.
@@ -220,7 +235,8 @@ impl Builder {
             pod_etc::add_program(&path, GUEST_PATH, &self.guest)
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
-        let base = self.base(image, directory)?;
+        let mut base = self.base(image, directory)?;
+        base.rootfs.overlays.extend(self.views(pod, container)?);
         let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir)];
         let working_directory = working_directory.into_iter().flatten().find(|path| !path.is_empty());
         let working_directory = working_directory.unwrap_or("/");
@@ -307,6 +323,8 @@ impl Builder {
                 VolumeKind::Files { .. } => true,
                 VolumeKind::Claim { read_only, .. } => read_only,
                 VolumeKind::Directory | VolumeKind::Memory { .. } | VolumeKind::Host { .. } => false,
+                // It is a file system of its own: [`Self::views`].
+                VolumeKind::View { .. } => continue,
             };
             if for_reading || mount.read_only == Some(true) {
                 options.push("ro".to_owned());
@@ -343,6 +361,7 @@ impl Builder {
                     inside = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("/");
                     (MountKind::Bind, source)
                 }
+                VolumeKind::View { .. } => continue,
             };
             if !inside.is_empty() {
                 options.push(format!("X-mount.subdir={inside}"));
@@ -352,6 +371,24 @@ impl Builder {
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }
         Ok(mounts)
+    }
+
+    /// Returns the views of a container.
+    fn views(&self, pod: &Pod, container: &Container) -> Result<Vec<Overlay>, RequestError> {
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        let mut views = Vec::new();
+        for mount in container.volume_mounts.iter().flatten() {
+            let Some(volume) = volumes.iter().find(|volume| volume.name == mount.name) else { continue };
+            let Some(VolumeKind::View { path }) = volume_kind(pod, volume) else { continue };
+            let (directory, inside) = host_path::find(&self.host_paths, &path, volume)
+                .map_err(|source| RequestError::Directory { path: path.into(), source })?;
+            views.push(Overlay {
+                target: PathBuf::from("/").join(&mount.mount_path),
+                lower: vec![directory],
+                view: Some(View { name: volume.name.clone(), inside: inside.into() }),
+            });
+        }
+        Ok(views)
     }
 
     /// Returns the image's part of every container on it.
@@ -387,7 +424,7 @@ impl Builder {
                 }
                 let mut lower = vec![directory.own_layer()];
                 lower.extend(image.layers.iter().cloned());
-                let rootfs = Rootfs { overlays: vec![Overlay { target: "/".into(), lower }] };
+                let rootfs = Rootfs { overlays: vec![Overlay { target: "/".into(), lower, view: None }] };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
                 let has_app = image.layers.iter().any(|layer| layer.join("app").is_dir());
                 Ok(Base { config, user, rootfs, has_app })

@@ -123,7 +123,7 @@ impl PodVolumes {
                         group::hand_over(&path, group).map_err(failed)?;
                     }
                 }
-                Some(VolumeKind::Host { path }) => {
+                Some(VolumeKind::Host { path } | VolumeKind::View { path }) => {
                     host_path::find(place.host_paths, &path, volume).map_err(failed)?;
                 }
                 Some(VolumeKind::Memory { .. } | VolumeKind::Files { in_memory: true }) | None => {}

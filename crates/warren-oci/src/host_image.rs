@@ -177,10 +177,11 @@ impl HostImage {
     /// Returns the root file system of a container on this image. The first call may wait until
     /// every file of the system directories has been checked.
     pub fn rootfs(&self) -> Rootfs {
-        let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
+        let mut overlays =
+            vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()], view: None }];
         overlays.extend(self.system.iter().map(|directory| {
             let lower = self.covers.of(directory).into_iter().chain([directory.clone()]).collect();
-            Overlay { target: directory.clone(), lower }
+            Overlay { target: directory.clone(), lower, view: None }
         }));
         Rootfs { overlays }
     }

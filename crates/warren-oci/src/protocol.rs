@@ -138,6 +138,31 @@ pub struct Overlay {
     pub target: PathBuf,
     /// Host directories, topmost first.
     pub lower: Vec<PathBuf>,
+    /// Says that this is a view of the only lower directory and not a part of the image.
+    #[serde(default)]
+    pub view: Option<View>,
+}
+
+/// A view of a host directory that is not trusted to stay as it is, because others may change it meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Its name in the pod: `[a-z0-9-]`. Its upper directory is [`View::upper`].
+    pub name: String,
+    /// The place inside the lower directory that is shown. No link on the way leads out of the lower directory.
+    pub inside: PathBuf,
+}
+
+impl View {
+    /// Returns the name of the directory that holds what a container has changed in the view of this name. It lies in the
+    /// directory of the container's run: `containers/NAME/ATTEMPT` in the pod's.
+    pub fn upper(name: &str) -> String {
+        format!("view-{name}.upper")
+    }
+
+    /// Returns the name of the directory beside it whose time of change is when the view was made.
+    pub fn work(name: &str) -> String {
+        format!("view-{name}.work")
+    }
 }
 
 /// A log file in CRI format: `<RFC 3339 time> <stdout|stderr> <F|P> <line>`.

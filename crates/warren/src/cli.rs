@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
-use crate::run::{Publication, Toolchain};
+use crate::run::{Mount, Publication, Toolchain};
 use crate::tasks::arguments as tasks;
 use crate::{config, controller, history, leases, node, oci, pools, router};
 
@@ -42,6 +42,10 @@ pub enum Command {
     Shell(Shell),
     /// Copy a file or a directory into a sandbox or out of it.
     Cp(Cp),
+    /// Say what a sandbox has changed in the directories that it sees by `run --mount`.
+    Diff(Diff),
+    /// Take over what a sandbox has changed in the directories that it sees by `run --mount`.
+    Apply(Apply),
     /// Print the log of a sandbox.
     Logs(Logs),
     /// Print how much processor time and memory sandboxes use.
@@ -105,6 +109,8 @@ pub enum Command {
     Oci(oci::Oci),
     /// Print a script that completes commands and options in a shell.
     Completion(Completion),
+    /// Write the manual, a page for `man` about each command, into a directory.
+    Man(Man),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.
@@ -211,6 +217,7 @@ Examples:
   warren run --no-sync --image busybox -- sh       an image, and nothing of this machine
   warren run --allow-host packages.example -- pip install -r requirements.txt
   warren run --pool python -- pytest               a sandbox that waits in a warm pool
+  warren run --mount . --keep -- cargo fmt         a view of this directory; `warren diff` and `apply` follow
   warren run --id mine -- cargo test               the sandbox of a lease (`warren warmup --id mine`)
 
 The exit code is the command's: 126 if it cannot be executed, 127 if it is not found, 128 and the number of the signal \
@@ -268,6 +275,11 @@ pub struct Run {
     #[arg(long, value_enum, value_name = "TOOLS", value_delimiter = ',',
         conflicts_with_all = ["id", "pool", "template"])]
     pub toolchain: Vec<Toolchain>,
+    /// Show a directory to the sandbox at its own path instead of sending files: `cow` keeps what is written with the sandbox
+    /// (`warren diff`, `warren apply`), `ro` lets nothing be written; the home has to be told, see docs/run.md
+    #[arg(long, value_name = "DIR[:cow|:ro|:rw]",
+        conflicts_with_all = ["id", "pool", "template", "sync_back", "sync_only"])]
+    pub mount: Vec<Mount>,
     /// Bring changed files back afterwards: those that git does not ignore, or those of this pattern (`dist/**`)
     #[arg(long, value_name = "GLOB", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "no_sync")]
@@ -386,6 +398,42 @@ pub struct Cp {
     pub source: String,
     /// The other one of the two
     pub target: String,
+}
+
+/// Which changes of a sandbox are meant.
+#[derive(Args, Debug)]
+pub struct Changed {
+    #[command(flatten)]
+    pub place: Place,
+    /// Also files that git ignores here, such as build output
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub output: Output,
+    /// The sandbox
+    pub sandbox: String,
+    /// Only files of this pattern, such as `src/**`; a directory stands for everything in it
+    #[arg(value_name = "GLOB")]
+    pub pattern: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Each line is `A` (added), `M` (modified) or `D` (deleted), and a path.")]
+pub struct Diff {
+    #[command(flatten)]
+    pub of: Changed,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  warren apply mine\n  warren apply mine src\n\nNothing is written if a file was changed here since the sandbox was made, or must not be written."
+)]
+pub struct Apply {
+    #[command(flatten)]
+    pub of: Changed,
+    /// Let files from the sandbox replace those that were changed here meanwhile
+    #[arg(long)]
+    pub overwrite: bool,
 }
 
 #[derive(Args, Debug)]
@@ -674,6 +722,14 @@ pub struct Completion {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  warren man ~/.local/share/man/man1 && man warren-run")]
+pub struct Man {
+    /// The directory, which is made if it is missing
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
 }
 
 #[derive(Args, Debug)]

@@ -39,6 +39,7 @@ mod node;
 mod oci;
 mod pools;
 mod progress;
+mod reference;
 mod report;
 mod router;
 mod run;
@@ -118,6 +119,8 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         | Command::Exec(_)
         | Command::Shell(_)
         | Command::Cp(_)
+        | Command::Diff(_)
+        | Command::Apply(_)
         | Command::Logs(_)
         | Command::Events(_)
         | Command::Explain(_)
@@ -156,6 +159,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
             // A reader that stops reading is not an error.
             let _ = std::io::stdout().write_all(&script);
         }
+        Command::Man(arguments) => reference::write_manual(&arguments)?,
         Command::Version(arguments) => version::version(&arguments),
         Command::Daemon(arguments) => up::daemon(&arguments)?,
     }

@@ -6,6 +6,7 @@
 
 mod files;
 mod leased;
+mod mount;
 mod publish;
 mod refused;
 mod toolchain;
@@ -43,6 +44,8 @@ use crate::terminal::{self, RawMode};
 use crate::timings::Timings;
 use crate::words;
 use files::Files;
+pub use mount::Mount;
+use mount::Mounts;
 use publish::Listening;
 pub use publish::Publication;
 pub use toolchain::Toolchain;
@@ -66,7 +69,8 @@ const FORWARD_PATIENCE: Duration = Duration::from_secs(5);
 pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
     let mut timings = Timings::start();
     let destination = Destination::choose(&arguments.place, flags(&arguments))?;
-    settle(&mut arguments, &destination)?;
+    let mounts = Mounts::find(&arguments.mount, destination.is_local())?;
+    settle(&mut arguments, &destination, &mounts)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
     let began = (Timestamp::now(), std::time::Instant::now());
     let mut isolation = None;
@@ -75,7 +79,7 @@ pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
             Some(slug) => {
                 leased::session(&slug, &arguments, &destination, &mut timings, &mut isolation).await
             }
-            None => session(&arguments, &destination, &mut timings, &mut isolation).await,
+            None => session(&arguments, &destination, &mounts, &mut timings, &mut isolation).await,
         }
     });
     // A thread may still be reading standard input; it is not waited for.
@@ -108,13 +112,15 @@ fn flags(arguments: &cli::Run) -> Layer {
 }
 
 /// Fills in settings that have no flag on the command line.
-fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result<()> {
+fn settle(arguments: &mut cli::Run, destination: &Destination, mounts: &Mounts) -> anyhow::Result<()> {
     let config = &destination.config;
     let new = [&arguments.image, &arguments.memory, &arguments.cpus, &arguments.disk, &arguments.runtime];
     let new = new.into_iter().any(Option::is_some)
         || arguments.network.is_some()
         || !arguments.allow_host.is_empty()
-        || !arguments.allow_port.is_empty();
+        || !arguments.allow_port.is_empty()
+        || !arguments.mount.is_empty()
+        || !arguments.toolchain.is_empty();
     if arguments.id.is_none() {
         if !new && arguments.template.is_none() {
             arguments.pool = config.text("pool").map(str::to_owned);
@@ -125,6 +131,14 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
         }
     }
     arguments.allow_host = config.hosts(&arguments.allow_host);
+    if !arguments.mount.is_empty() && arguments.sync.is_none() {
+        // Nothing is sent. From inside one of the directories, the command runs in the current one.
+        arguments.no_sync = true;
+        let here = std::env::current_dir().and_then(|here| here.canonicalize()).ok();
+        let here =
+            here.filter(|here| mounts.contains(here)).and_then(|here| here.to_str().map(str::to_owned));
+        arguments.workdir = arguments.workdir.take().or(here);
+    }
     // A lease has a directory and a container of its own. The flag may name any directory: system
     // directories are refused only when files are sent into them.
     if arguments.id.is_none() && arguments.workdir.is_none() {
@@ -146,6 +160,7 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
 async fn session(
     arguments: &cli::Run,
     destination: &Destination,
+    mounts: &Mounts,
     timings: &mut Timings,
     isolation: &mut Option<String>,
 ) -> anyhow::Result<i32> {
@@ -155,6 +170,7 @@ async fn session(
     let name = arguments.name.clone().unwrap_or_else(random_name);
     let mut new = wanted::wanted(arguments, &name, files.workdir(), destination.is_local())?;
     let shown = toolchain::Shown::find(&arguments.toolchain, destination.is_local())?;
+    mounts.mount(&mut new);
     shown.mount(&mut new);
     let mut signals = Signals::listen().context("listen for signals")?;
     let listening = Listening::begin(&arguments.publish).await?;
@@ -211,11 +227,17 @@ async fn session(
     }
     timings.mark("delete");
     if held.is_none() && failed {
-        shown.hint();
+        toolchain::hint(&mounts.to_allow().chain(shown.to_allow()).collect::<Vec<_>>());
     }
     if let Some(held) = &held {
         if keep {
             say_kept(&launched.key().name, arguments, destination);
+            if mounts.keeps_changes() {
+                let name = &launched.key().name;
+                eprintln!(
+                    "`warren diff {name}` shows what it has changed here, `warren apply {name}` takes it over"
+                );
+            }
         }
         if failed {
             refused::say(&client, &held.place, arguments).await;

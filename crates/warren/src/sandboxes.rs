@@ -1,11 +1,12 @@
-//! The commands for existing sandboxes: `list`, `top`, `exec`, `shell`, `cp`, `logs`, `events`,
-//! `explain`, `suspend`, `resume` and `delete`.
+//! The commands for existing sandboxes: `list`, `top`, `exec`, `shell`, `cp`, `diff`, `apply`,
+//! `logs`, `events`, `explain`, `suspend`, `resume` and `delete`.
 
 mod copy;
 mod explain;
 pub mod list;
 mod suspend;
 mod top;
+mod view;
 
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ pub fn carry_out(command: &cli::Command) -> anyhow::Result<i32> {
             cli::Command::Exec(arguments) => exec(arguments).await,
             cli::Command::Shell(arguments) => shell(arguments).await,
             cli::Command::Cp(arguments) => copy::copy(arguments).await.map(|()| 0),
+            cli::Command::Diff(arguments) => view::diff(arguments).await.map(|()| 0),
+            cli::Command::Apply(arguments) => view::apply(arguments).await.map(|()| 0),
             cli::Command::Logs(arguments) => logs(arguments).await.map(|()| 0),
             cli::Command::Events(arguments) => events(arguments).await.map(|()| 0),
             cli::Command::Explain(arguments) => explain::explain(arguments).await,

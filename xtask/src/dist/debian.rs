@@ -10,6 +10,8 @@ pub struct Contents {
     pub binary: Vec<u8>,
     pub license: Vec<u8>,
     pub unit: Vec<u8>,
+    /// The manual and the completions, with their directories.
+    pub manual: Vec<Entry>,
     /// The time of every entry.
     pub epoch: u64,
 }
@@ -27,9 +29,10 @@ fn architecture() -> &'static str {
 /// Returns the package. Removing it stops the service and keeps the data, as Debian's policy
 /// requires. Purging data is left to `warren down` and the user, because sandboxes may contain
 /// work.
-pub fn package(contents: &Contents) -> Result<Vec<u8>> {
-    let Contents { version, binary, license, unit, epoch } = contents;
-    let size = (binary.len() + license.len() + unit.len()).div_ceil(1024);
+pub fn package(contents: Contents) -> Result<Vec<u8>> {
+    let Contents { version, binary, license, unit, manual, epoch } = contents;
+    let pages: usize = manual.iter().filter_map(|entry| entry.content.as_ref()).map(Vec::len).sum();
+    let size = (binary.len() + license.len() + unit.len() + pages).div_ceil(1024);
     let control = format!(
         "Package: warren\nVersion: {version}\nArchitecture: {}\nMaintainer: Warren <maintainers@warren.dev>\n\
          Installed-Size: {size}\nSection: admin\nPriority: optional\nRecommends: uidmap\nHomepage: https://warren.dev\n\
@@ -46,17 +49,23 @@ pub fn package(contents: &Contents) -> Result<Vec<u8>> {
             Entry::file("./postrm", 0o755, reload),
             Entry::file("./prerm", 0o755, stop),
         ],
-        *epoch,
+        epoch,
     )?)?;
     let directories = ["usr/", "usr/bin/", "usr/lib/", "usr/lib/systemd/", "usr/lib/systemd/system/"];
-    let documents = ["usr/share/", "usr/share/doc/", "usr/share/doc/warren/"];
+    // `usr/share/` is among those of the manual.
+    let documents = ["usr/share/doc/", "usr/share/doc/warren/"];
     let mut data: Vec<Entry> =
         directories.iter().chain(&documents).map(|path| Entry::directory(format!("./{path}"))).collect();
     data.push(Entry::directory("./"));
-    data.push(Entry::file("./usr/bin/warren", 0o755, binary.clone()));
-    data.push(Entry::file("./usr/lib/systemd/system/warren.service", 0o644, unit.clone()));
-    data.push(Entry::file("./usr/share/doc/warren/copyright", 0o644, license.clone()));
-    let data = gzip(&tar(data, *epoch)?)?;
+    data.push(Entry::file("./usr/bin/warren", 0o755, binary));
+    data.push(Entry::file("./usr/lib/systemd/system/warren.service", 0o644, unit));
+    data.push(Entry::file("./usr/share/doc/warren/copyright", 0o644, license));
+    data.extend(manual.into_iter().map(|entry| Entry {
+        // Debian keeps `site-functions` for the machine's administrator.
+        path: entry.path.replace("zsh/site-functions", "zsh/vendor-completions"),
+        ..entry
+    }));
+    let data = gzip(&tar(data, epoch)?)?;
 
     let mut package = b"!<arch>\n".to_vec();
     for (name, bytes) in

@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use tar::EntryType;
 
 use super::manifest::{Digest, Entry, Found, digest, digest_of, open_beneath, open_directory, stat};
@@ -230,7 +230,7 @@ pub fn plan(
     Ok(plan)
 }
 
-fn describe(archive: &mut File, incoming: &Incoming) -> io::Result<Sent> {
+pub(crate) fn describe(archive: &mut File, incoming: &Incoming) -> io::Result<Sent> {
     Ok(match incoming {
         Incoming::File { offset, size, executable } => {
             Sent::File { digest: digest_at(archive, *offset, *size)?, executable: *executable }
@@ -244,7 +244,7 @@ fn digest_at(archive: &mut File, offset: u64, size: u64) -> io::Result<Digest> {
     digest(&mut archive.take(size))
 }
 
-fn describe_local(root: &OwnedFd, path: &Path) -> io::Result<Option<Sent>> {
+pub(crate) fn describe_local(root: &OwnedFd, path: &Path) -> io::Result<Option<Sent>> {
     Ok(match stat(root, path)? {
         None => None,
         Some(Found::Entry(Entry::File { executable, .. })) => {
@@ -285,6 +285,13 @@ fn write_one(root: &OwnedFd, archive: &mut File, path: &Path, incoming: &Incomin
             let mode = if *executable { 0o777 } else { 0o666 };
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = rustix::fs::openat(&parent, &temporary, flags, Mode::from_raw_mode(mode))?;
+            // A file that was closed to others stays so.
+            let before = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+            if let Some(before) = before.filter(|before| FileType::from_raw_mode(before.st_mode).is_file()) {
+                let read = before.st_mode & 0o444;
+                let mode = before.st_mode & 0o666 | if *executable { read >> 2 } else { 0 };
+                rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+            }
             archive.seek(SeekFrom::Start(*offset))?;
             let copied = io::copy(&mut archive.take(*size), &mut File::from(file));
             copied.and_then(|length| match length == *size {

@@ -354,13 +354,13 @@ pub(super) enum Found {
     Special,
 }
 
-pub(super) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Opens a path below a directory. No component may be a symbolic link, the last one only with
 /// `O_PATH`.
-pub(super) fn open_beneath(directory: &OwnedFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn open_beneath(directory: &OwnedFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     // With `O_PATH | O_NOFOLLOW` the kernel would still refuse a link as the last component, so it
     // is opened from its parent.
     let (parent, name) = (path.parent(), path.file_name());
@@ -400,7 +400,7 @@ pub(super) fn stat(root: &OwnedFd, path: &Path) -> io::Result<Option<Found>> {
     }))
 }
 
-fn is_missing(error: &io::Error) -> bool {
+pub(crate) fn is_missing(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let missing = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP, Errno::XDEV];
     Errno::from_io_error(error).is_some_and(|errno| missing.contains(&errno))

@@ -85,6 +85,40 @@ pub(super) fn refused(pod: &Pod, volume: &Volume, allowed: &[HostPath]) -> Optio
     ))
 }
 
+/// Returns why a pod may not have a view, if it may not. A view of a directory that is allowed for reading is enough: nothing is
+/// written to it.
+pub(super) fn refused_view(pod: &Pod, volume: &Volume, allowed: &[HostPath]) -> Option<String> {
+    let path = warren_api::view::path(volume)?;
+    let shown: String = path.chars().take(256).collect();
+    if path.is_empty() {
+        return Some(format!("a view needs the attribute `{}`", warren_api::view::PATH));
+    }
+    if find_host_path(allowed, path).is_none() {
+        return Some(format!(
+            "a view of `{shown}` would show the pod files of the host, which this node does not allow; `warren up \
+             --allow-host-path` does"
+        ));
+    }
+    let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
+    if !class.is_empty() {
+        let class: String = class.chars().take(64).collect();
+        return Some(format!("runtime class `{class}` shows no views"));
+    }
+    let (container, mount) = all_containers(pod)
+        .flat_map(|(_, container)| {
+            container.volume_mounts.iter().flatten().map(move |mount| (container, mount))
+        })
+        .filter(|(_, mount)| mount.name == volume.name)
+        .find(|(_, mount)| {
+            mount.read_only == Some(true) || mount.sub_path.is_some() || mount.sub_path_expr.is_some()
+        })?;
+    Some(format!(
+        "container \"{}\" mounts a view at `{}` with readOnly or subPath; a hostPath volume has these",
+        container.name,
+        mount.mount_path.chars().take(256).collect::<String>()
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
@@ -151,5 +185,38 @@ mod tests {
             fine
             hostPath `/etc` would show the pod files of the host, which this node does not allow; `warren up --allow-host-path` does
             hostPath.type `Socket` is not supported by this node; Directory and File are"#]].assert_eq(&shown.join("\n"));
+    }
+
+    #[test]
+    fn a_view_shows_only_what_is_allowed() {
+        let told = |path: &str, class: &str, mount: serde_json::Value| {
+            let mut mounts = json!({"name": "v", "mountPath": "/v"});
+            mounts.as_object_mut().unwrap().extend(mount.as_object().unwrap().clone());
+            let pod = json!({"spec": {
+                "runtimeClassName": class,
+                "containers": [{"name": "main", "volumeMounts": [mounts]}],
+            }});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let volume = warren_api::view::volume("v", path);
+            refused_view(&pod, &volume, &allowed()).unwrap_or_else(|| "fine".to_owned())
+        };
+        let shown = [
+            told("/srv/data/x", "", json!({})),
+            told("/srv", "", json!({})),
+            told("/srv/data/../../etc", "", json!({})),
+            told("", "", json!({})),
+            told("/opt", "gvisor", json!({})),
+            told("/opt", "", json!({"readOnly": true})),
+            told("/opt", "", json!({"subPath": "x"})),
+        ];
+        expect![[r#"
+            fine
+            a view of `/srv` would show the pod files of the host, which this node does not allow; `warren up --allow-host-path` does
+            a view of `/srv/data/../../etc` would show the pod files of the host, which this node does not allow; `warren up --allow-host-path` does
+            a view needs the attribute `path`
+            runtime class `gvisor` shows no views
+            container "main" mounts a view at `/v` with readOnly or subPath; a hostPath volume has these
+            container "main" mounts a view at `/v` with readOnly or subPath; a hostPath volume has these"#]]
+        .assert_eq(&shown.join("\n"));
     }
 }

@@ -348,6 +348,9 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
     if volume.host_path.is_some() {
         return host_path::refused(pod, volume, &node.host_paths).and_then(refused);
     }
+    if warren_api::view::path(volume).is_some() {
+        return host_path::refused_view(pod, volume, &node.host_paths).and_then(refused);
+    }
     if volume_kind(pod, volume).is_some() {
         return unsupported_field();
     }

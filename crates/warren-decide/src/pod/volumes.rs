@@ -38,6 +38,12 @@ pub enum VolumeKind {
         /// The path as written in the pod.
         path: String,
     },
+    /// A directory of the host under a layer that takes what a container writes. Each run of a container has a layer of
+    /// its own.
+    View {
+        /// As the pod names it.
+        path: String,
+    },
 }
 
 /// One file of a volume.
@@ -80,6 +86,9 @@ pub fn volume_kind(pod: &Pod, volume: &Volume) -> Option<VolumeKind> {
     if let Some(host) = &volume.host_path {
         return Some(VolumeKind::Host { path: host.path.clone() });
     }
+    if let Some(path) = warren_api::view::path(volume) {
+        return Some(VolumeKind::View { path: path.to_owned() });
+    }
     if volume.secret.is_some() || volume.projected.is_some() {
         return Some(VolumeKind::Files { in_memory: true });
     }
@@ -95,7 +104,10 @@ pub(super) fn missing(pod: &Pod, addresses: &Addresses<'_>, sources: &Sources) -
             let problem = match volume_kind(pod, volume)? {
                 VolumeKind::Files { .. } => volume_files(pod, volume, addresses, sources).err()?,
                 VolumeKind::Claim { name, .. } => sources.bound_volume(&name).err()?,
-                VolumeKind::Directory | VolumeKind::Memory { .. } | VolumeKind::Host { .. } => return None,
+                VolumeKind::Directory
+                | VolumeKind::Memory { .. }
+                | VolumeKind::Host { .. }
+                | VolumeKind::View { .. } => return None,
             };
             Some((volume.name.clone(), problem))
         })

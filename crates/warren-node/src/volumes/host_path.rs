@@ -10,6 +10,11 @@ use warren_decide::pod::{HostPath, find_host_path};
 /// Returns the allowed directory that contains a volume, and the path within it, if it exists and
 /// has the type that the pod names. It is never created: the host's directories are not ours.
 pub(crate) fn find(allowed: &[HostPath], path: &str, volume: &Volume) -> io::Result<(PathBuf, String)> {
+    let wanted = match &volume.host_path {
+        Some(source) => source.type_.as_deref().unwrap_or_default(),
+        // A view is of a directory.
+        None => "Directory",
+    };
     let denied = || io::Error::new(io::ErrorKind::PermissionDenied, "pods may not have this path");
     let (directory, inside) = find_host_path(allowed, path).ok_or_else(denied)?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -18,7 +23,6 @@ pub(crate) fn find(allowed: &[HostPath], path: &str, volume: &Volume) -> io::Res
     let place = if inside.is_empty() { "." } else { inside.as_str() };
     let found = rustix::fs::openat2(&top, place, flags, Mode::empty(), stay)?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
-    let wanted = volume.host_path.as_ref().and_then(|source| source.type_.as_deref()).unwrap_or_default();
     match (wanted, kind) {
         ("", _) | ("Directory", FileType::Directory) | ("File", FileType::RegularFile) => {}
         _ => return Err(io::Error::other(format!("hostPath type check failed: {path} is not a {wanted}"))),

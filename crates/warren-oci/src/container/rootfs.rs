@@ -12,12 +12,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use warren_sys::mount::{self, Attributes, FsOption};
 
 use crate::idmap::IdRange;
 use crate::kernel::{self, Layering};
-use crate::protocol::{Overlay, Rootfs};
+use crate::protocol::{Overlay, Rootfs, View};
 use crate::spec::{Mount, MountKind};
 
 pub(crate) use self::message::{Message, keep_all};
@@ -83,19 +83,27 @@ pub(crate) fn make_writable(
 }
 
 fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) -> Result<Writable, StepError> {
-    let make = |kind: &str| -> Result<OwnedFd, StepError> {
-        let path = directory.join(format!("{index}.{kind}"));
+    let (upper, work) = match &overlay.view {
+        Some(view) => (View::upper(&view.name), View::work(&view.name)),
+        None => (format!("{index}.upper"), format!("{index}.work")),
+    };
+    let make = |name: String| -> Result<OwnedFd, StepError> {
+        let path = directory.join(name);
         let step = || format!("make {}", path.display());
         fs::create_dir(&path).step(step)?;
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .step(step)
     };
-    let upper = make("upper")?;
-    let work = make("work")?;
+    let upper = make(upper)?;
+    let work = make(work)?;
     // The top directory of an overlay has the owner and mode of the upper directory.
     let step = || format!("give {} to the pod", directory.display());
-    let mode =
-        overlay.lower.first().and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
+    let lower = match overlay.view {
+        // Its owner inside is the container's root, who may write there whatever the mode.
+        Some(_) => None,
+        None => overlay.lower.first(),
+    };
+    let mode = lower.and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
     fs::File::from(upper.try_clone().step(step)?)
         .set_permissions(fs::Permissions::from_mode(mode & 0o7777))
         .step(step)?;
@@ -172,20 +180,28 @@ fn overlay_mount(
     let mut lower = Vec::new();
     for directory in &overlay.lower {
         let step = || format!("map the owners of {}", directory.display());
-        let copy = mount::copy_mount(directory, false).step(step)?;
+        let copy = match &overlay.view {
+            Some(view) => mount::copy_mount_of(open_shown(directory, view)?.as_fd(), false),
+            None => mount::copy_mount(directory, false),
+        };
+        let copy = copy.step(step)?;
         let attributes = Attributes::NO_SUID_NO_DEV.read_only();
         mount::restrict(copy.as_fd(), attributes, Some(user_namespace), false)
             .map_err(|error| kernel::explain_mapping(error, directory))
             .step(step)?;
         lower.push(copy);
     }
+    let options: &[FsOption<'_>] = match overlay.view {
+        Some(_) => &[VOLATILE, FsOption::Text("redirect_dir", "off"), FsOption::Text("metacopy", "off")],
+        None => &[VOLATILE],
+    };
     let mount = match layers.layering {
-        Layering::Detached => overlay_on_detached(&lower, writable, &[VOLATILE], attributes),
+        Layering::Detached => overlay_on_detached(&lower, writable, options, attributes),
         Layering::Attached => lower
             .iter()
             // Attach each on top of the one before. A descriptor still leads to its own mount.
             .try_for_each(|layer| mount::attach(layer.as_fd(), layers.place))
-            .and_then(|()| overlay_on_attached(&lower, writable, &[VOLATILE], attributes)),
+            .and_then(|()| overlay_on_attached(&lower, writable, options, attributes)),
     };
     match layers.layering {
         Layering::Detached => kept.detached.append(&mut lower),
@@ -194,6 +210,16 @@ fn overlay_mount(
     mount
         .map_err(kernel::explain_overlay)
         .step(|| format!("make the overlay of {}", overlay.target.display()))
+}
+
+/// Opens the directory that a view shows.
+fn open_shown(directory: &Path, view: &View) -> Result<OwnedFd, StepError> {
+    let step = || format!("open {} in {}", view.inside.display(), directory.display());
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top = rustix::fs::open(directory, flags, Mode::empty()).step(step)?;
+    let inside = if view.inside.as_os_str().is_empty() { Path::new(".") } else { &view.inside };
+    let stay = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(&top, inside, flags, Mode::empty(), stay).step(step)
 }
 
 /// Skips the sync of the host's whole file system at the container's end. Files that a container

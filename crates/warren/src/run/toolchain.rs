@@ -133,18 +133,22 @@ impl Shown {
         script
     }
 
-    /// Prints how to allow the directories in the home, after a sandbox did not become Ready.
-    pub fn hint(&self) {
-        if self.directories.is_empty() {
-            return;
-        }
-        let directories = self.directories.iter().map(|path| path.to_string_lossy());
-        eprintln!(
-            "hint: sandboxes see only those directories of this machine that the home was started with: \
-             `warren down --keep` and `warren up --detach --allow-host-path {}`",
-            directories.collect::<Vec<_>>().join(",")
-        );
+    /// Returns the directories as `--allow-host-path` takes them.
+    pub fn to_allow(&self) -> impl Iterator<Item = String> {
+        self.directories.iter().map(|path| path.to_string_lossy().into_owned())
     }
+}
+
+/// Says how the home is told to show directories, after a sandbox did not become Ready.
+pub fn hint(directories: &[String]) {
+    if directories.is_empty() {
+        return;
+    }
+    eprintln!(
+        "hint: sandboxes see only those directories of this machine that the home was started with: \
+         `warren down --keep` and `warren up --detach --allow-host-path {}`",
+        directories.join(",")
+    );
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ use rustix::fs::{Mode, OFlags};
 use warren_sys::mount::{self, Attributes, FsOption};
 
 use super::{
-    Detached, Layers, Step, StepError, VOLATILE, Writable, overlay_on_attached, overlay_on_detached,
+    Detached, Layers, Step, StepError, VOLATILE, Writable, open_shown, overlay_on_attached,
+    overlay_on_detached,
 };
 use crate::kernel::{self, Layering};
 use crate::protocol::Overlay;
@@ -26,9 +27,12 @@ pub(super) fn overlay(
     let lower = overlay
         .lower
         .iter()
-        .map(|directory| {
-            rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .step(|| format!("open {}", directory.display()))
+        .map(|directory| match &overlay.view {
+            Some(view) => open_shown(directory, view),
+            None => {
+                rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                    .step(|| format!("open {}", directory.display()))
+            }
         })
         .collect::<Result<Vec<_>, _>>()?;
     let options = [VOLATILE, FsOption::Flag("userxattr")];
@@ -40,9 +44,12 @@ pub(super) fn overlay(
         Ok(mount) => Ok(vec![Detached { mount, target: overlay.target.clone(), is_directory: true }]),
         // The overlay failed. Either a mount below the directory (for example a separate
         // `/usr/local`) can be left out by root only, or the file system does not support overlays.
-        // The read-only directory with its mounts is enough for programs, but not for the root.
-        Err(_) if overlay.target != Path::new("/") => read_only(overlay, &lower, attributes)
-            .step(|| format!("show {} read-only", overlay.target.display())),
+        // The read-only directory with its mounts is enough for programs, but not for the root or
+        // for a view.
+        Err(_) if overlay.target != Path::new("/") && overlay.view.is_none() => {
+            read_only(overlay, &lower, attributes)
+                .step(|| format!("show {} read-only", overlay.target.display()))
+        }
         Err(error) => Err(kernel::explain_overlay(error))
             .step(|| format!("make the overlay of {}", overlay.target.display())),
     }
