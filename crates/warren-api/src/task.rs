@@ -202,6 +202,12 @@ pub struct AgentTaskStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
 
+    /// result is the content that the command left in the file that WARREN_TASK_RESULT names; it is absent if the command
+    /// left none, or did not end by itself. The command wrote it, so readers must not trust it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = crate::task::LONGEST_RESULT))]
+    pub result: Option<String>,
+
     /// message says for people how the task ended, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -210,6 +216,9 @@ pub struct AgentTaskStatus {
 fn is_zero(count: &i32) -> bool {
     *count == 0
 }
+
+/// The longest result of a task in bytes: the longest termination message that kubelet reads.
+pub const LONGEST_RESULT: usize = 4096;
 
 /// The name of a template's container for the command. Without it, the first container is used.
 pub const RUNNER_CONTAINER: &str = "runner";

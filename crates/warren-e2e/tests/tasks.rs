@@ -67,7 +67,10 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let bomb = "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done";
     let told = "echo \"$WARREN_TASK_ID $WARREN_TASK_DESCRIPTION $A $(echo sub)\"";
     submit(&home, "good", &["--description", "costs $5", "--env", "A=$x", "--", "sh", "-c", told]);
-    submit(&home, "code", &["--", "sh", "-c", "echo out; exit 7"]);
+    let fails = "echo out; printf '{\\033[2J\\n' > $WARREN_TASK_RESULT; exit 7";
+    submit(&home, "code", &["--", "sh", "-c", fails]);
+    let long = "head -c 1000000 /dev/zero | tr '\\0' x > $WARREN_TASK_RESULT";
+    submit(&home, "long", &["--", "sh", "-c", long]);
     submit(&home, "killed", &["--", "sh", "-c", "sh -c 'kill -9 $$'; exit $?"]);
     submit(&home, "oom", &["--memory", "48Mi", "--", "sh", "-c", bomb]);
     submit(&home, "late", &["--timeout", "2s", "--", "sh", "-c", "echo begun; sleep 1000"]);
@@ -76,11 +79,9 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     submit(&home, "podless", &["--", "sleep", "1000"]);
     submit(&home, "lost", &["--template", "nowhere", "--", "true"]);
     submit(&home, "absent", &["--", "there-is-no-such-program"]);
-    submit(
-        &home,
-        "again",
-        &["--retries", "2", "--", "sh", "-c", "echo $WARREN_TASK_ATTEMPT; test $WARREN_TASK_ATTEMPT = 2"],
-    );
+    let twice = "echo $WARREN_TASK_ATTEMPT; echo attempt $WARREN_TASK_ATTEMPT > $WARREN_TASK_RESULT; \
+        test $WARREN_TASK_ATTEMPT = 2";
+    submit(&home, "again", &["--retries", "2", "--", "sh", "-c", twice]);
     submit(&home, "brief", &["--ttl", "1s", "--", "true"]);
 
     for name in ["cancelled", "orphan", "podless"] {
@@ -95,6 +96,7 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let ends = [
         ("good", "Succeeded/null/0/1"),
         ("code", "Failed/Application/7/1"),
+        ("long", "Succeeded/null/0/1"),
         ("killed", "Failed/Application/137/1"),
         ("oom", "Failed/OOM/137/1"),
         ("late", "Failed/Timeout/null/1"),
@@ -126,10 +128,20 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
 
     // The end of each is told in one line, and nothing changes it.
     let told = task(&home, &["result", "lost"]);
+    let text =
+        "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n";
+    assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("", text));
+    let told = task(&home, &["result", "again"]);
     assert_eq!(
-        told.stdout,
-        "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n"
+        (told.stdout.as_str(), told.stderr.as_str()),
+        ("attempt 2\n", "again: Succeeded: The command succeeded\n")
     );
+    let told = task(&home, &["result", "code"]);
+    assert_eq!(told.stdout, "{ [2J\n", "nothing in it controls the terminal");
+    let told: Value =
+        serde_json::from_str(&task(&home, &["result", "--output", "json", "code"]).stdout).expect("JSON");
+    assert_eq!(told["result"], "{\u{1b}[2J\n");
+    assert_eq!(task(&home, &["result", "long"]).stdout.len(), 4097, "the rest is cut, and a line ends");
     let again = task(&home, &["cancel", "code"]);
     assert_eq!((again.code, again.stderr.as_str()), (Some(1), "error: task `code` has ended already\n"));
     let patch = json!({"spec": {"cancel": true}});

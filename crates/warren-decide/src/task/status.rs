@@ -81,6 +81,7 @@ pub(super) fn finish(world: &World, verdict: &Verdict, now: Timestamp) -> Plan {
     set(world, &mut status, type_, (ConditionStatus::True, verdict.reason, text), now);
     conditions::reaffirm(&mut status.conditions, &world.task.metadata);
     status.exit_code = verdict.exit_code;
+    status.result.clone_from(&verdict.result);
     status.completion_time = Some(Time(now));
     status.message = Some(text.to_owned());
     let told = match verdict.is_success() {
