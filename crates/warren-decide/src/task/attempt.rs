@@ -19,7 +19,7 @@ use crate::step::{Action, Object, Stage, Step};
 const HOST_IMAGE: &str = "warren.dev/host";
 
 /// The file for the result, where the template names no other: Kubernetes' default.
-const RESULT_FILE: &str = "/dev/termination-log";
+pub(super) const RESULT_FILE: &str = "/dev/termination-log";
 
 /// Seconds between the signal to end and the end, where the template says nothing. Kubernetes' 30 seconds are for servers
 /// that drain connections.
@@ -129,7 +129,7 @@ fn command(task: &AgentTask, attempt: i32, pod: &mut PodSpec) -> Result<(), Stri
 }
 
 /// Returns the environment variables that tell the command about its task.
-fn told(task: &AgentTask, attempt: i32, result_file: String) -> Vec<EnvVar> {
+pub(super) fn told(task: &AgentTask, attempt: i32, result_file: String) -> Vec<EnvVar> {
     let description = task.spec.task.clone().unwrap_or_default();
     let repository = description.repository.unwrap_or_default();
     [

@@ -1,5 +1,7 @@
 //! Each case is a world as data and what is decided about it.
 
+mod warm;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +105,8 @@ fn world(task: Value, sandboxes: &[Value], pods: &[Value]) -> World {
             .map(|value| Arc::new(serde_json::from_value(value).unwrap()))
             .collect(),
         pods: read(pods).into_iter().map(|value| Arc::new(serde_json::from_value(value).unwrap())).collect(),
+        claims: Vec::new(),
+        pool: None,
         template: None,
         confirmed: BTreeSet::new(),
         refused: None,

@@ -41,6 +41,7 @@ Examples:
   warren task submit -- make -C /usr/src/project            this machine's programs, under a writable layer
   warren task submit --image busybox --timeout 5m -- sh -c 'echo hello'
   warren task submit --template agent --description 'Fix the failing test' --wait
+  warren task submit --pool agents --wait -- ./fix          in a sandbox that runs already
   warren task submit --wait 'sleep 2; echo done; exit 3'    one string is a line for a shell
 
 The command finds its task in `WARREN_TASK_ID`, and what it was told in `WARREN_TASK_DESCRIPTION`, `WARREN_TASK_CONTEXT`, \
@@ -60,6 +61,9 @@ pub struct Submit {
     /// Make the sandbox from this SandboxTemplate
     #[arg(long, value_name = "TEMPLATE")]
     pub template: Option<String>,
+    /// Claim a sandbox from this SandboxWarmPool, whose sandboxes wait for a command
+    #[arg(long, conflicts_with_all = ["template", "image", "memory", "cpus"], value_name = "POOL")]
+    pub pool: Option<String>,
     /// Make the sandbox from this image; the default is this machine's own `/usr`, read-only, under a writable layer
     #[arg(long, conflicts_with = "template")]
     pub image: Option<String>,
