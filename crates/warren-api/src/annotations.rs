@@ -158,6 +158,9 @@ pub const NEVER: &str = "Never";
 /// Name of the task, on its Sandboxes and their Pods.
 pub const TASK: &str = "warren.dev/task";
 
+/// On a Pod whose program waits for a task: the command and its variables, as JSON. Written once.
+pub const TASK_COMMAND: &str = "warren.dev/task-command";
+
 /// On the claim or sandbox of a lease: the fingerprint of the scope that the lease is valid in.
 pub const PROVIDER_SCOPE: &str = "warren.dev/provider-scope";
 
@@ -174,5 +177,6 @@ pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration
 
 /// Returns true if an annotation key of a pod template is not copied to the Pod.
 pub fn is_reserved(key: &str) -> bool {
-    [TRACE_CONTEXT, POD_TEMPLATE_FINGERPRINT, LAST_APPLIED].contains(&key) || crate::labels::is_reserved(key)
+    [TRACE_CONTEXT, POD_TEMPLATE_FINGERPRINT, LAST_APPLIED, TASK_COMMAND].contains(&key)
+        || crate::labels::is_reserved(key)
 }

@@ -114,6 +114,10 @@ pub struct Repository {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
+    { "rule": "!has(self.warmPoolName) || !(has(self.sandboxTemplateName) || has(self.image) || has(self.resources))",
+      "message": "warmPoolName excludes sandboxTemplateName, image and resources: the pool's template has them" },
+    { "rule": "!has(self.warmPoolName) || !has(self.env) || self.env.all(variable, !has(variable.valueFrom))",
+      "message": "env cannot use valueFrom with warmPoolName: the sandbox has started already" },
     { "rule": "!(has(self.sandboxTemplateName) && has(self.image))",
       "message": "sandboxTemplateName and image exclude each other" },
     { "rule": "has(self.sandboxTemplateName) || has(self.image) || has(self.command)",
@@ -131,6 +135,12 @@ pub struct TaskRunner {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,
+
+    /// warmPoolName names the SandboxWarmPool, in the task's namespace, that a sandbox is claimed from. The sandbox runs already,
+    /// and its container waits for the command: its program is `/.warren/guest await-task`, and it is never restarted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub warm_pool_name: Option<String>,
 
     /// command is the program and its arguments. Without it the template's or the image's own
     /// program runs.
@@ -164,6 +174,7 @@ impl Default for TaskRunner {
         Self {
             sandbox_template_name: None,
             image: None,
+            warm_pool_name: None,
             command: Vec::new(),
             env: Vec::new(),
             timeout: default_timeout(),
@@ -190,6 +201,15 @@ pub struct AgentTaskStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_name: Option<String>,
 
+    /// claimName is the SandboxClaim of the last attempt, if the task names a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+
+    /// podUID is the pod of the claimed sandbox that the command is for. It is stored before the pod gets the command, and no
+    /// other pod gets the command in the same attempt.
+    #[serde(rename = "podUID", default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+
     /// startTime is when the first attempt began; the timeout counts from it.
     #[serde(default, deserialize_with = "time::within_reach", skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
@@ -202,6 +222,12 @@ pub struct AgentTaskStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
 
+    /// result is the content that the command left in the file that WARREN_TASK_RESULT names; it is absent if the command
+    /// left none, or did not end by itself. The command wrote it, so readers must not trust it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = crate::task::LONGEST_RESULT))]
+    pub result: Option<String>,
+
     /// message says for people how the task ended, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -210,6 +236,9 @@ pub struct AgentTaskStatus {
 fn is_zero(count: &i32) -> bool {
     *count == 0
 }
+
+/// The longest result of a task in bytes: the longest termination message that kubelet reads.
+pub const LONGEST_RESULT: usize = 4096;
 
 /// The name of a template's container for the command. Without it, the first container is used.
 pub const RUNNER_CONTAINER: &str = "runner";

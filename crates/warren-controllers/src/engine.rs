@@ -365,7 +365,7 @@ impl Engine {
         drop(handed_over);
         self.queues.sandboxes.add(change.key.clone());
         if self.agent_tasks {
-            task::wake_by_sandbox(&self.queues.tasks, Sides::of(change));
+            task::wake_by_sandbox(&self.cluster, &self.queues.tasks, Sides::of(change));
         }
         if self.extensions {
             self.claims.observe_sandbox(&self.queues.claims, change);
@@ -385,11 +385,15 @@ impl Engine {
     fn claim_changed(&self, change: &Change<'_, SandboxClaim>) {
         self.telemetry.observe_claim(change, &self.cluster, self.leading.is_cancelled());
         self.claims.observe_claim(&self.queues.claims, change);
+        if self.agent_tasks {
+            task::wake_by_claim(&self.queues.tasks, Sides::of(change));
+        }
     }
 
     fn pool_changed(&self, change: &Change<'_, SandboxWarmPool>) {
         self.queues.pools.add(change.key.clone());
         self.claims.observe_pool(&self.queues.claims, change);
+        task::wake_by_pool(&self.cluster, &self.queues.tasks, change);
     }
 
     fn template_changed(&self, change: &Change<'_, SandboxTemplate>) {

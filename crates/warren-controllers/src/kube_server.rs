@@ -159,6 +159,7 @@ impl Server for KubeServer {
         match action {
             Action::Create(object) => match object {
                 Object::Sandbox(object) => self.create(namespace, manager, &**object).boxed(),
+                Object::SandboxClaim(object) => self.create(namespace, manager, &**object).boxed(),
                 Object::Pod(object) => self.create(namespace, manager, &**object).boxed(),
                 Object::Service(object) => self.create(namespace, manager, &**object).boxed(),
                 Object::PersistentVolumeClaim(object) => self.create(namespace, manager, &**object).boxed(),

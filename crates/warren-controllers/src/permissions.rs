@@ -76,6 +76,7 @@ const FOR_TASKS: &[Rule] = &[
     rule(OWN, &["agenttasks"], &["delete", "get", "list", "watch"]),
     rule(OWN, &["agenttasks/status"], &["patch"]),
     rule(OWN, &["agenttasks/finalizers"], &["update"]),
+    rule(EXTENSIONS, &["sandboxclaims"], &["create"]),
 ];
 
 /// The rules for leader election. Creation cannot be limited by name: the server does not know the

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 use warren_api::conditions::ReportingController;
-use warren_api::{AgentTask, SandboxTemplate, annotations};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_decide::ownership;
 use warren_decide::step::{FailureKind, Kind};
-use warren_decide::task::{World, attempt_name, decide, is_over, next_name};
+use warren_decide::task::{World, attempt_name, decide, is_over, next_name, template_name};
 
 use crate::cache::{Change, Index, key_of};
 use crate::cluster::{Cluster, creates};
@@ -19,8 +19,8 @@ use crate::wake::Sides;
 const MANAGER: &str = "agenttask-controller";
 
 /// The most times that one pass looks. An attempt that failed takes the most: its sandbox, its pod
-/// and its template may have to be asked for, and the next sandbox may be there already.
-const LOOKS: usize = 6;
+/// its pool and its template may have to be asked for, and the next sandbox may be there already.
+const LOOKS: usize = 7;
 
 /// Reconciles tasks.
 pub(crate) struct TaskController {
@@ -96,9 +96,24 @@ impl TaskController {
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
         let owned_by =
             |uid: &Option<String>| Index::Controller(key.namespace.clone(), uid.clone().unwrap_or_default());
-        let mut sandboxes = self.cluster.sandboxes.find(&owned_by(&task.metadata.uid));
         let attempts = task.status.as_ref().map_or(0, |status| status.attempts);
-        for name in [attempt_name(&task, attempts), next_name(&task)] {
+        let names = [attempt_name(&task, attempts), next_name(&task)];
+        let mut sandboxes = self.cluster.sandboxes.find(&owned_by(&task.metadata.uid));
+        let pool = task.spec.runner.warm_pool_name.as_deref();
+        let mut claims = Vec::new();
+        if pool.is_some() {
+            claims = self.cluster.claims.find(&owned_by(&task.metadata.uid));
+            for name in &names {
+                if !claims.iter().any(|claim| claim.metadata.name.as_deref() == Some(name)) {
+                    claims.extend(self.cluster.claims.get(&in_namespace(name)));
+                }
+            }
+            for claim in &claims {
+                sandboxes.extend(self.cluster.sandboxes.find(&owned_by(&claim.metadata.uid)));
+            }
+        }
+        let pool = pool.and_then(|name| self.cluster.pools.get(&in_namespace(name)));
+        for name in names {
             if !sandboxes.iter().any(|sandbox| sandbox.metadata.name.as_deref() == Some(&*name)) {
                 sandboxes.extend(self.cluster.sandboxes.get(&in_namespace(&name)));
             }
@@ -112,19 +127,39 @@ impl TaskController {
         {
             pods.extend(self.cluster.pods.get(&in_namespace(name)));
         }
-        let template = task.spec.runner.sandbox_template_name.as_deref();
+        let template = template_name(&task, pool.as_deref());
         let template = template.and_then(|name| self.cluster.templates.get(&in_namespace(name)));
-        Some(World { task, sandboxes, pods, template, confirmed: confirmed.clone(), refused })
+        Some(World { task, claims, sandboxes, pods, pool, template, confirmed: confirmed.clone(), refused })
     }
 }
 
-/// Wakes the task that controls a changed sandbox.
-pub(crate) fn wake_by_sandbox(queue: &WorkQueue, sides: Sides<'_>) {
+/// Wakes the task that controls a changed sandbox, or the sandbox's claim.
+pub(crate) fn wake_by_sandbox(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>) {
+    sides.owners(ownership::is_kind::<AgentTask>).for_each(|owner| queue.add(owner));
+    for claim in sides.owners(ownership::is_kind::<SandboxClaim>) {
+        let claim = cluster.claims.get(&claim);
+        let metadata = claim.as_deref().map(|claim| &claim.metadata);
+        wake_by_claim(queue, Sides { before: None, after: metadata });
+    }
+}
+
+/// Wakes the task that controls a changed claim.
+pub(crate) fn wake_by_claim(queue: &WorkQueue, sides: Sides<'_>) {
     sides.owners(ownership::is_kind::<AgentTask>).for_each(|owner| queue.add(owner));
 }
 
 /// Wakes the task of a changed pod. The sandbox between them may be gone already, so the pod itself says whose it is.
 pub(crate) fn wake_by_pod(cluster: &Cluster, queue: &WorkQueue, change: &Change<'_, Pod>) {
+    // A pod of a pool has no task yet. It can be given one as soon as it runs, which may be seen after its claim.
+    let runs =
+        |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Running"));
+    if change.after.is_some_and(|pod| runs(pod)) && !change.before.is_some_and(|pod| runs(pod)) {
+        for sandbox in Sides::of(change).owners(ownership::is_kind::<Sandbox>) {
+            let sandbox = cluster.sandboxes.get(&sandbox);
+            let metadata = sandbox.as_deref().map(|sandbox| &sandbox.metadata);
+            wake_by_sandbox(cluster, queue, Sides { before: None, after: metadata });
+        }
+    }
     for pod in [change.before, change.after].into_iter().flatten() {
         let Some(name) = ownership::annotation(&pod.metadata, annotations::TASK) else { continue };
         let task = ObjectKey { namespace: change.key.namespace.clone(), name: name.to_owned() };
@@ -135,13 +170,28 @@ pub(crate) fn wake_by_pod(cluster: &Cluster, queue: &WorkQueue, change: &Change<
     }
 }
 
-/// Wakes the tasks that may have waited for a template.
+/// Wakes the tasks that may have waited for a template, which may be a pool's.
 pub(crate) fn wake_by_template(cluster: &Cluster, queue: &WorkQueue, change: &Change<'_, SandboxTemplate>) {
     if change.before.is_some() {
         return;
     }
     let index = Index::Template(change.key.namespace.clone(), change.key.name.clone());
-    for task in cluster.tasks.find(&index) {
+    wake_by_index(cluster, queue, &index);
+    for pool in cluster.pools.find(&index) {
+        let name = pool.metadata.name.clone().unwrap_or_default();
+        wake_by_index(cluster, queue, &Index::Pool(change.key.namespace.clone(), name));
+    }
+}
+
+/// Wakes the tasks that may have waited for a pool.
+pub(crate) fn wake_by_pool(cluster: &Cluster, queue: &WorkQueue, change: &Change<'_, SandboxWarmPool>) {
+    if change.before.is_none() {
+        wake_by_index(cluster, queue, &Index::Pool(change.key.namespace.clone(), change.key.name.clone()));
+    }
+}
+
+fn wake_by_index(cluster: &Cluster, queue: &WorkQueue, index: &Index) {
+    for task in cluster.tasks.find(index) {
         if !is_over(&task) {
             queue.add(key_of(&*task));
         }

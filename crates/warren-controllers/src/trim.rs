@@ -28,12 +28,14 @@ pub(crate) const CLAIM: Keeping<SandboxClaim> = Keeping {
     trim: |claim| metadata(&mut claim.metadata),
     indices: |claim| {
         let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+        // Claims have no controller but a task.
+        let task = controller(&claim.metadata);
         let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
         let promised = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
         let promised = promised.filter(|name| Some(*name) != shown);
         let promised = promised.map(|name| Index::Promise(namespace.clone(), name.to_owned()));
         let pool = Index::Pool(namespace, claim.spec.warm_pool_ref.name.clone());
-        promised.into_iter().chain([pool]).collect()
+        promised.into_iter().chain([pool]).chain(task).collect()
     },
 };
 
@@ -55,8 +57,11 @@ pub(crate) const TASK: Keeping<AgentTask> = Keeping {
     trim: |task| metadata(&mut task.metadata),
     indices: |task| {
         let namespace = task.metadata.namespace.clone().unwrap_or_default();
-        let template = task.spec.runner.sandbox_template_name.clone();
-        template.map(|template| Index::Template(namespace, template)).into_iter().collect()
+        let runner = &task.spec.runner;
+        let template = runner.sandbox_template_name.clone();
+        let template = template.map(|template| Index::Template(namespace.clone(), template));
+        let pool = runner.warm_pool_name.clone().map(|pool| Index::Pool(namespace, pool));
+        template.into_iter().chain(pool).collect()
     },
 };
 
@@ -112,7 +117,9 @@ fn pod(pod: &mut Pod) {
     if let Some(spec) = pod.spec.take() {
         pod.spec = Some(PodSpec {
             node_name: spec.node_name,
-            active_deadline_seconds: spec.active_deadline_seconds.filter(|_| is_of_a_task),
+            active_deadline_seconds: spec.active_deadline_seconds,
+            // Only a pod that is never restarted may be given the command of a task.
+            restart_policy: spec.restart_policy.filter(|policy| policy == "Never"),
             ..PodSpec::default()
         });
     }
@@ -127,6 +134,7 @@ fn pod(pod: &mut Pod) {
         let is_failed = status.phase.as_deref() == Some("Failed");
         pod.status = Some(PodStatus {
             phase: status.phase,
+            start_time: status.start_time,
             pod_ips: status.pod_ips.map(|mut addresses| {
                 addresses.shrink_to_fit();
                 addresses

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
-use warren_api::Sandbox;
 use warren_api::conditions::{EventAction, EventReason};
+use warren_api::{Sandbox, SandboxClaim};
 
 use crate::bounded::{LONGEST_NOTE, bounded};
 
@@ -41,6 +41,7 @@ pub enum Kind {
 #[expect(missing_docs, reason = "each variant is the kind of its own name")]
 pub enum Object {
     Sandbox(Box<Sandbox>),
+    SandboxClaim(Box<SandboxClaim>),
     Pod(Box<Pod>),
     Service(Box<Service>),
     PersistentVolumeClaim(Box<PersistentVolumeClaim>),
@@ -224,6 +225,7 @@ impl Object {
     pub fn kind(&self) -> Kind {
         match self {
             Object::Sandbox(_) => Kind::Sandbox,
+            Object::SandboxClaim(_) => Kind::SandboxClaim,
             Object::Pod(_) => Kind::Pod,
             Object::Service(_) => Kind::Service,
             Object::PersistentVolumeClaim(_) => Kind::PersistentVolumeClaim,
@@ -236,6 +238,7 @@ impl Object {
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
             Object::Sandbox(object) => &object.metadata,
+            Object::SandboxClaim(object) => &object.metadata,
             Object::Pod(object) => &object.metadata,
             Object::Service(object) => &object.metadata,
             Object::PersistentVolumeClaim(object) => &object.metadata,

@@ -1,7 +1,8 @@
 //! Decides what an AgentTask needs: one sandbox per attempt, and a status that says how the command
 //! ended.
 //!
-//! The command is the main process of the sandbox's pod, which is made once and never restarted. So the pod's termination
+//! The command is the main process of the sandbox's pod, which is made once and never restarted; in a sandbox of a pool, that process
+//! waits for the command first ([`warm`]). So the pod's termination
 //! state is the only source of the verdict ([`verdict`]), and it is there whatever has happened to the controller meanwhile.
 //! The node ends the command at the task's deadline (`activeDeadlineSeconds`); this module steps in only where it does not.
 //!
@@ -13,6 +14,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod verdict;
+mod warm;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,10 +24,14 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use warren_api::conditions::{self, ConditionType, Reason};
-use warren_api::{AgentTask, AgentTaskStatus, Sandbox, SandboxTemplate, annotations, go_duration};
+use warren_api::{
+    AgentTask, AgentTaskStatus, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations,
+    go_duration,
+};
 
 pub use attempt::{attempt_name, next_name};
 pub use verdict::Verdict;
+pub use warm::template_name;
 
 use crate::ownership;
 use crate::step::{Kind, Note, Step};
@@ -46,11 +52,15 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct World {
     /// The task.
     pub task: Arc<AgentTask>,
-    /// The sandboxes that the task controls, and those that have the name of its present or next attempt.
+    /// The claims that the task controls, and those that have the name of its present or next attempt.
+    pub claims: Vec<Arc<SandboxClaim>>,
+    /// The sandboxes that the task or one of those claims controls, and those that have the name of its present or next attempt.
     pub sandboxes: Vec<Arc<Sandbox>>,
     /// The pods that those sandboxes control, and the one that has the name of the present attempt's sandbox.
     pub pods: Vec<Arc<Pod>>,
-    /// The template that the task names.
+    /// The pool that the task names.
+    pub pool: Option<Arc<SandboxWarmPool>>,
+    /// The template that the task names, or the one of the pool.
     pub template: Option<Arc<SandboxTemplate>>,
     /// The objects that the server itself was asked for before this was seen ([`Plan::ask`]).
     pub confirmed: BTreeSet<(Kind, String)>,
@@ -84,6 +94,10 @@ enum Progress {
     Doubtful(Kind, String),
     /// The command does not run yet, and why.
     Starting(String),
+    /// A sandbox of the pool was claimed, and its pod may be given the command.
+    Claimed { sandbox: String, pod: String },
+    /// The pod of the status was not given the command yet.
+    Undelivered,
     /// The command runs.
     Running,
     /// The attempt is over.
@@ -142,11 +156,14 @@ fn first(world: &World, timeout: SignedDuration, now: Timestamp) -> Plan {
 fn begin(world: &World, attempt: i32, deadline: Timestamp, failed: Option<&Verdict>, now: Timestamp) -> Plan {
     let invalid = |text: String| status::finish(world, &Verdict::new(Reason::Invalid, text), now);
     let name = attempt_name(&world.task, attempt);
+    if let Some(pool) = &world.task.spec.runner.warm_pool_name {
+        return begin_warm(world, attempt, pool, failed, now);
+    }
     if let Some(present) = world.sandbox_named(&name) {
         return match ownership::is_controlled_by(&present.metadata, world.uid()) {
             true => {
                 let started = present.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
-                status::record(world, attempt, &name, failed, started, now)
+                status::record(world, attempt, Begun::Sandbox(&name), failed, started, now)
             }
             false => invalid(format!("sandbox {name} exists already and belongs to another object")),
         };
@@ -169,9 +186,46 @@ fn begin(world: &World, attempt: i32, deadline: Timestamp, failed: Option<&Verdi
         Ok(creation) => creation,
         Err(text) => return invalid(text),
     };
-    let mut plan = status::record(world, attempt, &name, failed, now, now);
+    let mut plan = status::record(world, attempt, Begun::Sandbox(&name), failed, now, now);
     plan.steps.insert(0, creation);
     plan
+}
+
+/// The object that an attempt begins with.
+enum Begun<'a> {
+    /// A sandbox of the task's own.
+    Sandbox(&'a str),
+    /// A claim of a sandbox from a pool.
+    Claim(&'a str),
+}
+
+/// Makes the claim of an attempt and says so in the status, as [`begin`] does with a sandbox.
+fn begin_warm(world: &World, attempt: i32, pool: &str, failed: Option<&Verdict>, now: Timestamp) -> Plan {
+    let invalid = |text: String| status::finish(world, &Verdict::new(Reason::Invalid, text), now);
+    let name = attempt_name(&world.task, attempt);
+    let begun = Begun::Claim(&name);
+    let is_named = |claim: &&Arc<SandboxClaim>| claim.metadata.name.as_deref() == Some(&*name);
+    if let Some(present) = world.claims.iter().find(is_named) {
+        return match ownership::is_controlled_by(&present.metadata, world.uid()) {
+            true => {
+                let started = present.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
+                status::record(world, attempt, begun, failed, started, now)
+            }
+            false => invalid(format!("claim {name} exists already and belongs to another object")),
+        };
+    }
+    if let Some(text) = &world.refused {
+        return invalid(format!("The API server refuses the claim as invalid: {text}"));
+    }
+    match warm::creation(world, attempt, pool, now) {
+        Ok(creation) => {
+            let mut plan = status::record(world, attempt, begun, failed, now, now);
+            plan.steps.insert(0, creation);
+            plan
+        }
+        Err(warm::Missing::Yet(plan)) => plan,
+        Err(warm::Missing::Invalid(text)) => invalid(text),
+    }
 }
 
 /// Follows an attempt that the status speaks of.
@@ -180,7 +234,7 @@ fn under_way(world: &World, attempt: i32, timeout: SignedDuration, now: Timestam
     let started = status.start_time.as_ref().map_or(now, |Time(time)| *time);
     let deadline = started + timeout;
     let overdue = deadline + world.grace() + OVERDUE;
-    let progress = progress(world);
+    let progress = if world.is_warm() { warm::progress(world) } else { progress(world) };
     let finish = |reason, text: String| status::finish(world, &Verdict::new(reason, text), now);
     match progress {
         Progress::Doubtful(kind, name) => Plan::asking(kind, &name),
@@ -193,9 +247,21 @@ fn under_way(world: &World, attempt: i32, timeout: SignedDuration, now: Timestam
             };
             finish(Reason::Timeout, format!("The task took longer than {}{waiting}", world.timeout_text()))
         }
+        Progress::Claimed { .. } | Progress::Undelivered if now >= deadline => finish(
+            Reason::Timeout,
+            format!("No sandbox of the pool was ready within {}", world.timeout_text()),
+        ),
         Progress::Starting(text) => {
             status::observe(world, (Reason::Starting, &text), Some(overdue), now).sweeping(world)
         }
+        Progress::Claimed { sandbox, pod } => status::assign(world, &sandbox, &pod, Some(overdue), now),
+        Progress::Undelivered => match warm::deliver(world, deadline) {
+            Ok(steps) => {
+                let look_again = Duration::try_from(overdue.duration_since(now)).ok();
+                Plan { steps, look_again, ..Plan::default() }
+            }
+            Err(text) => finish(Reason::Invalid, text),
+        },
         Progress::Running => {
             let text = "The command is running";
             status::observe(world, (Reason::CommandRunning, text), Some(overdue), now).sweeping(world)
@@ -214,7 +280,12 @@ fn ended(world: &World, attempt: i32, verdict: Verdict, deadline: Timestamp, now
     }
     // A sandbox that was deleted may leave a pod that still runs; two attempts must not run at the same time.
     let name = world.status().sandbox_name.unwrap_or_default();
-    match world.pod_of(&name) {
+    if world.is_warm() && world.status().pod_uid.is_none() {
+        // No pod was to have the command.
+        return begin(world, attempt + 1, deadline, Some(&verdict), now);
+    }
+    let pod = if world.is_warm() { world.present_pod() } else { world.pod_of(&name) };
+    match pod {
         Some(pod) if !verdict::has_ended(pod) => {
             let text = format!("{}; waiting for its pod to end", verdict.message);
             return status::observe(world, (Reason::Retrying, &text), Some(deadline), now);

@@ -10,7 +10,7 @@ use kube::runtime::wait::await_condition;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use warren_api::conditions::{self, ConditionType};
-use warren_api::{AgentTask, Sandbox, SandboxTemplate};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_e2e::local_home::{Ended, LocalHome};
 
 /// The longest time that a task may take to make progress on a busy machine.
@@ -68,7 +68,10 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let bomb = "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done";
     let told = "echo \"$WARREN_TASK_ID $WARREN_TASK_DESCRIPTION $A $(echo sub)\"";
     submit(&home, "good", &["--description", "costs $5", "--env", "A=$x", "--", "sh", "-c", told]);
-    submit(&home, "code", &["--", "sh", "-c", "echo out; exit 7"]);
+    let fails = "echo out; printf '{\\033[2J\\n' > $WARREN_TASK_RESULT; exit 7";
+    submit(&home, "code", &["--", "sh", "-c", fails]);
+    let long = "head -c 1000000 /dev/zero | tr '\\0' x > $WARREN_TASK_RESULT";
+    submit(&home, "long", &["--", "sh", "-c", long]);
     submit(&home, "killed", &["--", "sh", "-c", "sh -c 'kill -9 $$'; exit $?"]);
     submit(&home, "oom", &["--memory", "48Mi", "--", "sh", "-c", bomb]);
     submit(&home, "late", &["--timeout", "2s", "--", "sh", "-c", "echo begun; sleep 1000"]);
@@ -77,11 +80,9 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     submit(&home, "podless", &["--", "sleep", "1000"]);
     submit(&home, "lost", &["--template", "nowhere", "--", "true"]);
     submit(&home, "absent", &["--", "there-is-no-such-program"]);
-    submit(
-        &home,
-        "again",
-        &["--retries", "2", "--", "sh", "-c", "echo $WARREN_TASK_ATTEMPT; test $WARREN_TASK_ATTEMPT = 2"],
-    );
+    let twice = "echo $WARREN_TASK_ATTEMPT; echo attempt $WARREN_TASK_ATTEMPT > $WARREN_TASK_RESULT; \
+        test $WARREN_TASK_ATTEMPT = 2";
+    submit(&home, "again", &["--retries", "2", "--", "sh", "-c", twice]);
     submit(&home, "brief", &["--ttl", "1s", "--", "true"]);
 
     for name in ["cancelled", "orphan", "podless"] {
@@ -96,6 +97,7 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let ends = [
         ("good", "Succeeded/null/0/1"),
         ("code", "Failed/Application/7/1"),
+        ("long", "Succeeded/null/0/1"),
         ("killed", "Failed/Application/137/1"),
         ("oom", "Failed/OOM/137/1"),
         ("late", "Failed/Timeout/null/1"),
@@ -127,10 +129,20 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
 
     // The end of each is reported in one line, and does not change.
     let told = task(&home, &["result", "lost"]);
+    let text =
+        "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n";
+    assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("", text));
+    let told = task(&home, &["result", "again"]);
     assert_eq!(
-        told.stdout,
-        "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n"
+        (told.stdout.as_str(), told.stderr.as_str()),
+        ("attempt 2\n", "again: Succeeded: The command succeeded\n")
     );
+    let told = task(&home, &["result", "code"]);
+    assert_eq!(told.stdout, "{ [2J\n", "nothing in it controls the terminal");
+    let told: Value =
+        serde_json::from_str(&task(&home, &["result", "--output", "json", "code"]).stdout).expect("JSON");
+    assert_eq!(told["result"], "{\u{1b}[2J\n");
+    assert_eq!(task(&home, &["result", "long"]).stdout.len(), 4097, "the rest is cut, and a line ends");
     let again = task(&home, &["cancel", "code"]);
     assert_eq!((again.code, again.stderr.as_str()), (Some(1), "error: task `code` has ended already\n"));
     let patch = json!({"spec": {"cancel": true}});
@@ -168,6 +180,86 @@ async fn a_daemon_that_dies_neither_loses_nor_repeats_a_task() {
     assert_eq!(log(&home, "late"), "begun\n");
     assert_eq!(task(&home, &["delete", "work", "late"]).code, Some(0));
     home.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_sandbox_of_a_pool_runs_one_command_and_goes_with_its_task() {
+    let Some(home) = LocalHome::new() else { return };
+    let daemon = home.up();
+    let client = home.client().await;
+    let tasks: Api<AgentTask> = Api::namespaced(client.clone(), "default");
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), "default");
+    let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), "default");
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), "default");
+    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), "default");
+    let example =
+        include_str!("../../../examples/warm-tasks.yaml").split_once("---\n").expect("two documents");
+    let create = PostParams::default();
+    let template: SandboxTemplate = serde_saphyr::from_str(example.0).expect("a template");
+    templates.create(&create, &template).await.expect("create the template");
+    let pool: SandboxWarmPool = serde_saphyr::from_str(example.1).expect("a pool");
+    pools.create(&create, &pool).await.expect("create the pool");
+    let full = |pool: Option<&SandboxWarmPool>| {
+        pool.and_then(|pool| pool.status.as_ref()).is_some_and(|status| status.ready_replicas == 2)
+    };
+    let filled = tokio::time::timeout(PATIENCE, await_condition(pools.clone(), "task-runners", full)).await;
+    filled.expect("the pool is filled in time").expect("watch");
+
+    let pooled =
+        |name: &str, words: &[&str]| submit(&home, name, &[&["--pool", "task-runners"], words].concat());
+    let told = "echo \"$$ $WARREN_TASK_ID $WARREN_TASK_DESCRIPTION $A $(echo sub)\"; echo '{}' > $WARREN_TASK_RESULT";
+    pooled("warm", &["--description", "costs $5", "--env", "A=$x", "--", "sh", "-c", told]);
+    assert_eq!(end(&home, "warm"), "Succeeded/null/0/1");
+    assert_eq!(log(&home, "warm"), "1 warm costs $5 $x sub\n");
+    assert_eq!(task(&home, &["result", "warm"]).stdout, "{}\n");
+    let warm = sandboxes.get(&sandbox_of(&tasks.get("warm").await.expect("get"))).await.expect("get");
+    let launch = warm.metadata.labels.as_ref().and_then(|labels| labels.get(labels::LAUNCH_TYPE));
+    assert_eq!(launch.map(String::as_str), Some(labels::LAUNCH_TYPE_WARM));
+
+    // More than the pool has, and a daemon that dies under them.
+    pooled("work", &["--", "sh", "-c", "echo begun; sleep 3; echo done; exit 5"]);
+    pooled("late", &["--timeout", "6s", "--", "sh", "-c", "echo begun; sleep 1000"]);
+    pooled("gone", &["--", "sleep", "1000"]);
+    pooled(
+        "again",
+        &["--retries", "1", "--", "sh", "-c", "echo $WARREN_TASK_ATTEMPT; test $WARREN_TASK_ATTEMPT = 2"],
+    );
+    pooled("absent", &["--", "there-is-no-such-program"]);
+    submit(&home, "poolless", &["--pool", "nowhere", "--", "true"]);
+    for name in ["work", "late", "gone"] {
+        running(&tasks, name).await;
+    }
+    let daemon = Pid::from_raw(daemon.cast_signed()).expect("a process id");
+    kill_process(daemon, Signal::KILL).expect("kill the daemon");
+    home.up();
+    let gone = sandbox_of(&tasks.get("gone").await.expect("get"));
+    pods.delete(&gone, &DeleteParams::default()).await.expect("delete");
+    let ends = [
+        ("work", "Failed/Application/5/1"),
+        ("late", "Failed/Timeout/null/1"),
+        ("gone", "Failed/Unknown/null/1"),
+        ("again", "Succeeded/null/0/2"),
+        ("absent", "Failed/Application/127/1"),
+        ("poolless", "Failed/Invalid/null/0"),
+    ];
+    for (name, expected) in ends {
+        assert_eq!(end(&home, name), expected, "{name}");
+    }
+    assert_eq!(log(&home, "work"), "begun\ndone\n", "the command ran once");
+    assert_eq!(log(&home, "late"), "begun\n");
+    assert_eq!(log(&home, "again"), "2\n");
+
+    // What was given a command is of no pool any more, and goes with its task.
+    let names = ends.map(|(name, _)| name);
+    assert_eq!(task(&home, &[&["delete", "warm"], &names[..]].concat()).code, Some(0));
+    pools.delete("task-runners", &DeleteParams::default()).await.expect("delete the pool");
+    home.assert_nothing_left();
+    assert!(claims.list(&ListParams::default()).await.expect("list").items.is_empty());
+    let left = pods.list(&ListParams::default()).await.expect("list").items;
+    let of_tasks =
+        |pod: &Pod| pod.metadata.annotations.iter().flatten().any(|(key, _)| key == annotations::TASK);
+    assert!(!left.iter().any(of_tasks), "{left:?}");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod reply;
 pub mod root;
 mod run;
 mod runtime_api;
+pub mod task;
 pub mod words;
 
 use std::ffi::OsString;

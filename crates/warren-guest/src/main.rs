@@ -1,8 +1,10 @@
 //! The program that the node puts into sandboxes. Without an argument it takes its listening socket
-//! from the shim that starts it; with an address it listens there itself.
+//! from the shim that starts it; with an address it listens there itself. `await-task FILE` waits for the command of a task
+//! and becomes it.
 
 use std::io;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +15,14 @@ use warren_guest::{Api, Config};
 const IDLE: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    if let [word, file] = arguments.as_slice()
+        && word == "await-task"
+    {
+        let Err(stopped) = warren_guest::task::await_command(Path::new(file));
+        eprintln!("warren-guest: {stopped}");
+        return ExitCode::from(stopped.exit_code());
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

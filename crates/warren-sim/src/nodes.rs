@@ -82,6 +82,12 @@ impl Nodes {
             let delay = self.delay(random, 200);
             self.plan(after, What::Overdue, now, delay);
         }
+        let has_command =
+            |pod: &Pod| ownership::annotation(&pod.metadata, annotations::TASK_COMMAND).is_some();
+        // A pod of a pool was given the command that it waited for.
+        if has_command(after) && before.is_some_and(|before| !has_command(before)) {
+            self.fate(&after.clone(), now, random);
+        }
         if is_new {
             let delay = random.within(1..60);
             self.plan(after, What::Bind, now, delay);

@@ -48,6 +48,7 @@ impl Judged for Any {
 pub fn to_value(object: &Object) -> Result<Value, serde_json::Error> {
     match object {
         Object::Sandbox(object) => serde_json::to_value(object),
+        Object::SandboxClaim(object) => serde_json::to_value(object),
         Object::Pod(object) => serde_json::to_value(object),
         Object::Service(object) => serde_json::to_value(object),
         Object::PersistentVolumeClaim(object) => serde_json::to_value(object),

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
-use warren_api::{AgentTask, Sandbox, annotations, go_duration};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, annotations, go_duration};
 use warren_decide::ownership;
 use warren_decide::step::Kind;
 use warren_decide::task::is_over;
@@ -34,8 +34,10 @@ pub fn are_in(seed: u64) -> bool {
 pub fn spec(random: &mut Random) -> Value {
     let timeout = random.pick(&["5s", "60s", "10m"]).unwrap_or("60s");
     let mut runner = json!({"command": ["work"], "timeout": timeout});
-    if random.chance(300) {
-        runner["sandboxTemplateName"] = json!(random.pick(&["t0", "t1", "t9"]));
+    match random.below(10) {
+        0..3 => runner["sandboxTemplateName"] = json!(random.pick(&["t0", "t1", "t9"])),
+        3..8 => runner["warmPoolName"] = json!(random.pick(&["p0", "p1", "p0", "p1", "p9"])),
+        _ => {}
     }
     let mut spec = json!({"runner": runner, "retries": random.below(3), "keepOnFailure": random.chance(200)});
     if random.chance(200) {
@@ -56,20 +58,39 @@ pub fn judge_task(commit: &Commit) -> Result<(), String> {
     if attempts(&after) < attempts(&before) || attempts(&after) > attempts(&before) + 1 {
         return Err(format!("task {name} went from attempt {} to {}", attempts(&before), attempts(&after)));
     }
+    let pod = |task: &AgentTask| task.status.as_ref().and_then(|status| status.pod_uid.clone());
+    if attempts(&after) == attempts(&before) && pod(&before).is_some() && pod(&after) != pod(&before) {
+        return Err(format!("task {name} has another pod in attempt {}", attempts(&after)));
+    }
     match attempts(&after) > after.spec.retries + 1 {
         true => Err(format!("task {name} is in attempt {} of {}", attempts(&after), after.spec.retries + 1)),
         false => Ok(()),
     }
 }
 
-/// Checks a pod that is new or begins to run: two attempts of a task never run at the same time.
+/// Checks a pod that is new, begins to run or is given a command. Two attempts of a task never run
+/// at the same time. A pod of a pool gets the command only while the task's status names that pod.
 pub fn judge_pod(server: &Server, commit: &Commit) -> Result<(), String> {
     let Some(pod) = commit.after.as_ref().and_then(Pod::of) else { return Ok(()) };
     let Some(task) = task_of(server, pod) else { return Ok(()) };
+    let before = commit.before.as_ref().and_then(Pod::of);
+    if has_command(pod) && runs(pod) && !before.is_some_and(|before| has_command(before)) {
+        let status = AgentTask::of(task).and_then(|task| task.status.clone()).unwrap_or_default();
+        if status.pod_uid != pod.metadata.uid {
+            return Err(format!(
+                "task {} named {:?}, and {:?} got the command",
+                task.name(),
+                status.pod_uid,
+                pod.metadata.uid
+            ));
+        }
+    }
     let running: BTreeSet<&str> = server
         .all(Kind::Pod)
         .filter_map(Pod::of)
-        .filter(|pod| runs(pod) && task_of(server, pod).is_some_and(|other| other.uid() == task.uid()))
+        .filter(|pod| {
+            may_work(server, pod) && task_of(server, pod).is_some_and(|other| other.uid() == task.uid())
+        })
         .filter_map(|pod| pod.metadata.name.as_deref())
         .collect();
     match running.len() > 1 {
@@ -78,10 +99,24 @@ pub fn judge_pod(server: &Server, commit: &Commit) -> Result<(), String> {
     }
 }
 
-/// Returns the task that a pod runs for, by its sandbox.
+fn has_command(pod: &Pod) -> bool {
+    ownership::annotation(&pod.metadata, annotations::TASK_COMMAND).is_some()
+}
+
+/// Returns whether the command of a task may run in a pod. One of a pool waits for it at first.
+fn may_work(server: &Server, pod: &Pod) -> bool {
+    let sandbox = ownership::controller(&pod.metadata).and_then(|owner| server.owner::<Sandbox>(owner));
+    let owner = sandbox.and_then(|sandbox| ownership::controller(&sandbox.metadata));
+    runs(pod) && (has_command(pod) || owner.is_some_and(ownership::is_kind::<AgentTask>))
+}
+
+/// Returns the task that a pod runs for, by its sandbox, which a claim of the task may have.
 fn task_of<'a>(server: &'a Server, pod: &Pod) -> Option<&'a Any> {
     let sandbox = server.owner::<Sandbox>(ownership::controller(&pod.metadata)?)?;
-    let owner = ownership::controller(&sandbox.metadata)?;
+    let mut owner = ownership::controller(&sandbox.metadata)?;
+    if ownership::is_kind::<SandboxClaim>(owner) {
+        owner = ownership::controller(&server.owner::<SandboxClaim>(owner)?.metadata)?;
+    }
     server.get(Kind::AgentTask, &owner.name).filter(|task| task.uid() == owner.uid)
 }
 
@@ -105,6 +140,18 @@ pub fn check(server: &Server, task: &AgentTask, now: Timestamp) -> Result<(), St
     let mine: Vec<&Any> =
         server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(&uid)).collect();
     if is_over(task) {
+        for claim in server.all(Kind::SandboxClaim).filter(|claim| claim.is_controlled_by(&uid)) {
+            if Some(claim.name()) != status.claim_name.as_deref() && !task.spec.keep_on_failure {
+                return Err(format!("task {name} has ended, and left claim {}", claim.name()));
+            }
+            for sandbox in server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(claim.uid())) {
+                let pods = server.all(Kind::Pod).filter(|pod| pod.is_controlled_by(sandbox.uid()));
+                if let Some(pod) = pods.filter_map(Pod::of).find(|pod| runs(pod)) {
+                    let pod = pod.metadata.name.as_deref().unwrap_or_default();
+                    return Err(format!("task {name} has ended, and its pod {pod} runs on"));
+                }
+            }
+        }
         for sandbox in mine {
             let pods = server.all(Kind::Pod).filter(|pod| pod.is_controlled_by(sandbox.uid()));
             if let Some(pod) = pods.filter_map(Pod::of).find(|pod| runs(pod)) {

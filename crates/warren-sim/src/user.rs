@@ -259,7 +259,12 @@ impl User<'_> {
     }
 
     fn create_template(&mut self, name: &str) -> Option<String> {
-        let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "v0"}]}}});
+        // Its pods can be given the command of a task.
+        let field = json!({"fieldPath": format!("metadata.annotations['{}']", annotations::TASK_COMMAND)});
+        let items = json!([{"path": "command", "fieldRef": field}]);
+        let mut spec = json!({"podTemplate": {"spec": {
+            "containers": [{"name": "main", "image": "v0"}], "restartPolicy": "Never",
+            "volumes": [{"name": "task", "downwardAPI": {"items": items}}]}}});
         if self.random.chance(200) {
             spec["volumeClaimTemplates"] = json!([{"metadata": {"name": "data"}, "spec": {}}]);
         }

@@ -259,7 +259,12 @@ async fn result(arguments: &TaskResult) -> anyhow::Result<i32> {
     }
     match arguments.output.output {
         Format::Json => println!("{}", row(&task)),
-        Format::Text => println!("{}", shown::sentence(&task)),
+        Format::Text => {
+            if let Some(result) = shown::result(&task) {
+                print!("{result}{}", if result.ends_with('\n') { "" } else { "\n" });
+            }
+            eprintln!("{}", shown::sentence(&task));
+        }
     }
     Ok(0)
 }

@@ -18,6 +18,9 @@ use crate::step::{Action, Object, Stage, Step};
 /// The image of a task that names none: the machine's own programs.
 const HOST_IMAGE: &str = "warren.dev/host";
 
+/// The file for the result, where the template names no other: Kubernetes' default.
+pub(super) const RESULT_FILE: &str = "/dev/termination-log";
+
 /// Seconds between the signal to end and the end, where the template says nothing. Kubernetes' 30 seconds are for servers
 /// that drain connections.
 const GRACE: i64 = 5;
@@ -113,8 +116,10 @@ fn command(task: &AgentTask, attempt: i32, pod: &mut PodSpec) -> Result<(), Stri
     if runner.resources.is_some() {
         container.resources = runner.resources.clone();
     }
+    let result_file =
+        container.termination_message_path.get_or_insert_with(|| RESULT_FILE.to_owned()).clone();
     let variables = container.env.get_or_insert_default();
-    for variable in runner.env.iter().cloned().chain(told(task, attempt)) {
+    for variable in runner.env.iter().cloned().chain(told(task, attempt, result_file)) {
         match variables.iter_mut().find(|present| present.name == variable.name) {
             Some(present) => *present = variable,
             None => variables.push(variable),
@@ -124,12 +129,13 @@ fn command(task: &AgentTask, attempt: i32, pod: &mut PodSpec) -> Result<(), Stri
 }
 
 /// Returns the environment variables that tell the command about its task.
-fn told(task: &AgentTask, attempt: i32) -> Vec<EnvVar> {
+pub(super) fn told(task: &AgentTask, attempt: i32, result_file: String) -> Vec<EnvVar> {
     let description = task.spec.task.clone().unwrap_or_default();
     let repository = description.repository.unwrap_or_default();
     [
         ("WARREN_TASK_ID", task.metadata.name.clone().unwrap_or_default()),
         ("WARREN_TASK_ATTEMPT", attempt.to_string()),
+        ("WARREN_TASK_RESULT", result_file),
         ("WARREN_TASK_DESCRIPTION", description.description),
         ("WARREN_TASK_CONTEXT", description.context),
         ("WARREN_TASK_REPOSITORY_URL", repository.url),

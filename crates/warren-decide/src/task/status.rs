@@ -10,7 +10,7 @@ use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason,
 };
 
-use super::{Plan, Verdict, World};
+use super::{Begun, Plan, Verdict, World};
 use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::merge;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
@@ -19,16 +19,20 @@ use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 pub(super) fn record(
     world: &World,
     attempt: i32,
-    sandbox: &str,
+    begun: Begun<'_>,
     failed: Option<&Verdict>,
     started: Timestamp,
     now: Timestamp,
 ) -> Plan {
     let mut status = world.status();
     status.attempts = attempt;
-    status.sandbox_name = Some(sandbox.to_owned());
+    (status.sandbox_name, status.claim_name) = match begun {
+        Begun::Sandbox(name) => (Some(name.to_owned()), None),
+        Begun::Claim(name) => (None, Some(name.to_owned())),
+    };
+    status.pod_uid = None;
     status.start_time.get_or_insert(Time(started));
-    let accepted = (ConditionStatus::True, Reason::TaskAccepted, "The first sandbox was made");
+    let accepted = (ConditionStatus::True, Reason::TaskAccepted, "The first attempt has begun");
     set(world, &mut status, ConditionType::Accepted, accepted, now);
     let (reason, text) = match failed {
         None => (Reason::Starting, "The sandbox is being made".to_owned()),
@@ -38,6 +42,21 @@ pub(super) fn record(
     status.message = Some(text.clone());
     let notes = failed.map(|_| note(Severity::Warning, EventReason::TaskFailed, &text)).into_iter().collect();
     Plan { steps: write(world, &status).into_iter().collect(), notes, ..Plan::default() }
+}
+
+/// Says which pod the command of the present attempt is for. The pod gets the command after that is stored.
+pub(super) fn assign(
+    world: &World,
+    sandbox: &str,
+    pod: &str,
+    until: Option<Timestamp>,
+    now: Timestamp,
+) -> Plan {
+    let mut status = world.status();
+    status.sandbox_name = Some(sandbox.to_owned());
+    status.pod_uid = Some(pod.to_owned());
+    let look_again = until.and_then(|until| Duration::try_from(until.duration_since(now)).ok());
+    Plan { steps: write(world, &status).into_iter().collect(), look_again, ..Plan::default() }
 }
 
 /// Says how far the present attempt is.
@@ -81,6 +100,7 @@ pub(super) fn finish(world: &World, verdict: &Verdict, now: Timestamp) -> Plan {
     set(world, &mut status, type_, (ConditionStatus::True, verdict.reason, text), now);
     conditions::reaffirm(&mut status.conditions, &world.task.metadata);
     status.exit_code = verdict.exit_code;
+    status.result.clone_from(&verdict.result);
     status.completion_time = Some(Time(now));
     status.message = Some(text.to_owned());
     let told = match verdict.is_success() {

@@ -1,5 +1,7 @@
 //! Each case is a world as data and what is decided about it.
 
+mod warm;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +105,8 @@ fn world(task: Value, sandboxes: &[Value], pods: &[Value]) -> World {
             .map(|value| Arc::new(serde_json::from_value(value).unwrap()))
             .collect(),
         pods: read(pods).into_iter().map(|value| Arc::new(serde_json::from_value(value).unwrap())).collect(),
+        claims: Vec::new(),
+        pool: None,
         template: None,
         confirmed: BTreeSet::new(),
         refused: None,
@@ -185,6 +189,7 @@ fn a_new_task_gets_a_sandbox_whose_pod_runs_the_command_once() {
         [
             "WARREN_TASK_ID=t",
             "WARREN_TASK_ATTEMPT=1",
+            "WARREN_TASK_RESULT=/dev/termination-log",
             "WARREN_TASK_DESCRIPTION=costs $$5",
             "WARREN_TASK_REPOSITORY_URL=u"
         ]
@@ -247,6 +252,41 @@ fn the_verdict_is_what_the_pod_says() {
     assert_eq!(judge(ended(137, "Error")), "Failed/Application/137", "any SIGKILL is 137");
     assert_eq!(judge(ended(128, "StartError")), "Failed/Invalid");
     assert_eq!(judge(ended(137, "ContainerStatusUnknown")), "Failed/NodeLost");
+}
+
+#[test]
+fn the_result_is_what_the_command_left_before_it_ended() {
+    let left = |code: i32, reason: &str, message: &str| {
+        let mut pod = ended(code, reason);
+        pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = json!(message);
+        let world = world(begun(json!({})), &[sandbox(NAME, json!({}))], &[pod]);
+        published(&world, &decide(&world, at(10))).result
+    };
+    assert_eq!(left(0, "Completed", "{\"a\": 1}\n").as_deref(), Some("{\"a\": 1}\n"));
+    assert_eq!(left(7, "Error", "why").as_deref(), Some("why"));
+    assert_eq!(left(0, "Completed", ""), None);
+    assert_eq!(left(128, "StartError", "no such program"), None, "the node wrote it");
+    assert_eq!(left(0, "Completed", &"ä".repeat(5000)).unwrap().len(), 4095, "a node may not keep the limit");
+    let mut init = container("prepare", 3, "Error");
+    init["state"]["terminated"]["message"] = json!("of another container");
+    let failed = pod(NAME, json!({"status": {"phase": "Failed", "initContainerStatuses": [init]}}));
+    let world = world(begun(json!({})), &[sandbox(NAME, json!({}))], &[failed]);
+    assert_eq!(published(&world, &decide(&world, at(10))).result, None);
+}
+
+#[test]
+fn a_template_may_choose_the_file_of_the_result() {
+    let template = json!({"metadata": {"name": "agent", "uid": "x"}, "spec": {"podTemplate": {"spec": {"containers": [
+        {"name": "main", "image": "r", "terminationMessagePath": "/tmp/$end"}]}}}});
+    let mut world = world(task(json!({"spec": {"runner": {"sandboxTemplateName": "agent"}}})), &[], &[]);
+    world.template = Some(Arc::new(serde_json::from_value(template).unwrap()));
+    let plan = decide(&world, at(0));
+    let Action::Create(Object::Sandbox(sandbox)) = &plan.steps[0].action else { panic!("{plan:?}") };
+    let container = &sandbox.spec.blueprint.pod_template.spec.containers[0];
+    assert_eq!(container.termination_message_path.as_deref(), Some("/tmp/$end"));
+    let variables = container.env.as_ref().unwrap();
+    let file = variables.iter().find(|variable| variable.name == "WARREN_TASK_RESULT").unwrap();
+    assert_eq!(file.value.as_deref(), Some("/tmp/$$end"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use warren_api::Sandbox;
 use warren_api::conditions::{self, ConditionType, Reason};
-use warren_api::task::RUNNER_CONTAINER;
+use warren_api::task::{LONGEST_RESULT, RUNNER_CONTAINER};
 
 use crate::bounded::bounded;
 
@@ -19,12 +19,14 @@ pub struct Verdict {
     pub message: String,
     /// The exit code of the command, if it ended by itself.
     pub exit_code: Option<i32>,
+    /// The result that the command left, if it ended by itself.
+    pub result: Option<String>,
 }
 
 impl Verdict {
     pub(super) fn new(reason: Reason, message: impl Into<String>) -> Self {
         let message = message.into().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        Self { reason, message, exit_code: None }
+        Self { reason, message, exit_code: None, result: None }
     }
 
     /// Returns whether the command ended with exit code 0.
@@ -76,7 +78,13 @@ pub(super) fn of_pod(pod: &Pod) -> PodState {
         return PodState::Ended(Verdict::new(reason, text));
     }
     if let Some(ended) = runner(&status).and_then(terminated) {
-        return PodState::Ended(of_container(pod, "The command", ended));
+        let mut verdict = of_container(pod, "The command", ended);
+        // A container that did not run has a message of its node.
+        if verdict.exit_code.is_some() {
+            let left = ended.message.as_deref().filter(|left| !left.is_empty());
+            verdict.result = left.map(|left| bounded(left, LONGEST_RESULT).into_owned());
+        }
+        return PodState::Ended(verdict);
     }
     match phase(pod) {
         "Succeeded" => PodState::Ended(Verdict {

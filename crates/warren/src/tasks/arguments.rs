@@ -26,7 +26,7 @@ pub enum TaskCommand {
     Wait(Wait),
     /// Print what the command of a task has written.
     Logs(Logs),
-    /// Print how a task ended.
+    /// Print the result that the command of a task left, and on standard error how the task ended.
     Result(TaskResult),
     /// End tasks that have not ended yet. Their logs stay.
     Cancel(Names),
@@ -41,10 +41,12 @@ Examples:
   warren task submit -- make -C /usr/src/project            this machine's programs, under a writable layer
   warren task submit --image busybox --timeout 5m -- sh -c 'echo hello'
   warren task submit --template agent --description 'Fix the failing test' --wait
+  warren task submit --pool agents --wait -- ./fix          in a sandbox that runs already
   warren task submit --wait 'sleep 2; echo done; exit 3'    one string is a line for a shell
 
 The command finds its task in `WARREN_TASK_ID`, and what it was told in `WARREN_TASK_DESCRIPTION`, `WARREN_TASK_CONTEXT`, \
-`WARREN_TASK_REPOSITORY_URL` and `WARREN_TASK_REPOSITORY_REF`.
+`WARREN_TASK_REPOSITORY_URL` and `WARREN_TASK_REPOSITORY_REF`. What it writes to the file that `WARREN_TASK_RESULT` names, \
+`warren task result` prints.
 
 With `--wait` the log is printed at the end, and the exit code is the command's; 124 after a timeout, 1 for any other failure.";
 
@@ -59,6 +61,9 @@ pub struct Submit {
     /// Make the sandbox from this SandboxTemplate
     #[arg(long, value_name = "TEMPLATE")]
     pub template: Option<String>,
+    /// Claim a sandbox from this SandboxWarmPool, whose sandboxes wait for a command
+    #[arg(long, conflicts_with_all = ["template", "image", "memory", "cpus"], value_name = "POOL")]
+    pub pool: Option<String>,
     /// Make the sandbox from this image; the default is this machine's own `/usr`, read-only, under a writable layer
     #[arg(long, conflicts_with = "template")]
     pub image: Option<String>,

@@ -69,6 +69,14 @@ pub fn message(task: &AgentTask) -> String {
     message.unwrap_or_else(|| "it has not been looked at yet".to_owned()).replace(char::is_control, " ")
 }
 
+/// Returns the result that the command left, for a terminal. Whatever could control the terminal or reorder its text becomes a space.
+pub fn result(task: &AgentTask) -> Option<String> {
+    let reorders =
+        |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_unsafe = |c: char| (c.is_control() && c != '\n' && c != '\t') || reorders(c);
+    Some(task.status.as_ref()?.result.as_ref()?.replace(is_unsafe, " "))
+}
+
 /// Returns the exit code for a task that has ended.
 pub fn exit_code(task: &AgentTask) -> i32 {
     let code = task.status.as_ref().and_then(|status| status.exit_code);
@@ -97,6 +105,7 @@ pub fn row(task: &AgentTask) -> Value {
         "reason": reason(task),
         "message": status.message,
         "exitCode": status.exit_code,
+        "result": status.result,
         "attempts": status.attempts,
         "sandbox": status.sandbox_name,
         "created": task.metadata.creation_timestamp,
@@ -155,5 +164,13 @@ mod tests {
         .assert_eq(&table(&rows, "2026-01-01T00:01:00Z".parse().expect("a time")));
         assert_eq!((exit_code(&timeout), exit_code(&code)), (124, 7));
         assert_eq!(sentence(&timeout), "mine: Failed (Timeout): It took [2J too long");
+    }
+
+    #[test]
+    fn a_result_cannot_control_the_terminal() {
+        let hostile = task(json!({"result": "{\n\t\"a\": \"\u{1b}]0;x\u{7}\u{9b}2J\u{202e}é\r\"}\u{0}"}));
+        assert_eq!(result(&hostile).as_deref(), Some("{\n\t\"a\": \" ]0;x  2J é \"} "));
+        assert_eq!(row(&hostile)["result"].as_str(), hostile.status.as_ref().unwrap().result.as_deref());
+        assert_eq!(result(&task(json!({}))), None);
     }
 }

@@ -27,6 +27,7 @@ pub fn wanted(arguments: &Submit) -> anyhow::Result<AgentTask> {
     let mut runner = TaskRunner {
         sandbox_template_name: arguments.template.clone(),
         image: arguments.image.clone(),
+        warm_pool_name: arguments.pool.clone(),
         command: escaped(words::program(&arguments.command)),
         env: env.collect(),
         resources: (!limits.is_empty())
@@ -117,6 +118,13 @@ mod tests {
         );
         assert!(wanted(&["--env=SECRET_KEY=x", "true"]).expect_err("refused").contains("`--env SECRET_KEY`"));
         assert!(wanted(&["--image=a", "--template=b"]).expect_err("refused").contains("cannot be used with"));
+        for other in ["--image=a", "--template=b", "--memory=1Gi", "--cpus=1"] {
+            let refused = wanted(&["--pool=p", other, "true"]).expect_err("refused");
+            assert!(refused.contains("cannot be used with"), "{refused}");
+        }
+        assert!(wanted(&["--pool=p"]).expect_err("refused").contains("<COMMAND>"));
+        let pooled = wanted(&["--pool=p", "--", "true"]).expect("a task");
+        assert!(pooled.contains(r#""runner":{"warmPoolName":"p","command":["true"]"#), "{pooled}");
         assert!(wanted(&[]).expect_err("refused").contains("<COMMAND>"));
         assert!(wanted(&["--retries=11", "true"]).expect_err("refused").contains("--retries"));
     }
