@@ -43,7 +43,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, 
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::template::NetworkPolicyManagement;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, annotations};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, annotations};
 use warren_decide::ownership;
 use warren_decide::step::{Action, Kind};
 
