@@ -22,6 +22,7 @@ mod collect;
 mod crd;
 mod definition;
 mod discovery;
+mod disruption;
 mod go_json;
 mod identity;
 mod json_body;

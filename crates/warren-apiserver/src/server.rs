@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     pub accounts: Accounts,
     pub access: Access,
     pub allocation: Allocation,
+    /// Held while an eviction counts pods and marks one of them as deleted.
+    pub evictions: tokio::sync::Mutex<()>,
     pub gate: Arc<Gate>,
     pub audit: Option<AuditLog>,
     pub metrics: OnceLock<MetricsPage>,
@@ -126,6 +128,7 @@ impl ApiServer {
             clock: config.now,
             shutdown: CancellationToken::new(),
             allocation: Allocation::of(&store),
+            evictions: tokio::sync::Mutex::default(),
             gate: Gate::new(config.limits),
             audit: config.audit.as_ref().map(AuditLog::open).transpose()?,
             metrics: OnceLock::new(),
