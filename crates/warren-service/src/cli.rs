@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Deserialize;
 
 /// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are `mcp` and `e2b`.
 #[derive(Debug, Parser)]
@@ -94,10 +95,32 @@ pub struct McpClient {
     pub lease: u64,
 }
 
+/// A provider that can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderName {
+    /// The local home
+    Warren,
+    /// The cluster of the setting `sandbox.kubernetes`
+    Kubernetes,
+    /// A Docker engine
+    Docker,
+}
+
 #[derive(Args, Debug)]
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
+    /// What runs sandboxes; the local home if it cannot be used [default: the setting `sandbox.defaults`, else `warren`]
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["kubeconfig", "local_provider"])]
+    pub provider: Option<ProviderName>,
+    /// The Docker engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback [default:
+    /// `unix:///var/run/docker.sock`]
+    #[arg(long, env = "DOCKER_HOST", value_name = "ADDRESS")]
+    pub docker_host: Option<String>,
+    /// The Docker network of sandboxes that ask for the network `full`; without one they are refused
+    #[arg(long, value_name = "NAME")]
+    pub docker_network: Option<String>,
     /// The loopback address to listen on; port 0 is any that is free
     #[arg(long, default_value = "127.0.0.1:7340", value_name = "ADDRESS:PORT")]
     pub listen: std::net::SocketAddr,
