@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
-/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are `mcp` and `e2b`.
+/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are
+/// `mcp`, `e2b` and `agent`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
 pub struct Cli {
@@ -21,6 +22,89 @@ pub enum Command {
     Mcp(Mcp),
     /// Serve E2B's API on loopback, for programs that use E2B's SDKs.
     E2b(E2b),
+    /// Run agents in sandboxes.
+    Agent(Agent),
+}
+
+#[derive(Args, Debug)]
+#[command(disable_help_subcommand = true)]
+pub struct Agent {
+    #[command(subcommand)]
+    pub command: AgentCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum AgentCommand {
+    /// Run an agent's program in a sandbox, print what it does, and remove the sandbox. The exit code is
+    /// the program's; 124 if its time was over, 125 if it could not be run.
+    Run(Box<AgentRun>),
+}
+
+/// An agent, and the sandbox it works in.
+#[derive(Args, Debug)]
+pub struct AgentRun {
+    #[command(flatten)]
+    pub place: Place,
+    /// The prompt, for the program in `AGENT_PROMPT`; other users of this machine can see it here
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    pub prompt: Option<String>,
+    /// The file with the prompt; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// A variable for the program, such as one with a credential; without a value, this process's own
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// The project that the run belongs to
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
+    /// The task
+    #[arg(long, value_name = "NAME")]
+    pub task: Option<String>,
+    /// The agent
+    #[arg(long, value_name = "NAME")]
+    pub agent: Option<String>,
+    /// Use this sandbox, and keep it, instead of one made for the run
+    #[arg(long, value_name = "ID", conflicts_with_all = ["pool", "template", "memory_mb", "network", "allow_host"])]
+    pub sandbox: Option<String>,
+    /// Take the sandbox from this warm pool
+    #[arg(long, value_name = "NAME", conflicts_with = "template")]
+    pub pool: Option<String>,
+    /// Make the sandbox from this template
+    #[arg(long, value_name = "NAME")]
+    pub template: Option<String>,
+    /// The sandbox's memory, in MiB
+    #[arg(long, value_name = "NUMBER")]
+    pub memory_mb: Option<u32>,
+    /// What the sandbox reaches: `restricted`, `full` or `none` [default: `restricted`]
+    #[arg(long, value_name = "MODE", value_parser = network)]
+    pub network: Option<warren_providers::Network>,
+    /// A host that the sandbox reaches; may be given several times
+    #[arg(long, value_name = "HOST")]
+    pub allow_host: Vec<String>,
+    /// The directory that the program runs in
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// How long the program may take, such as `90s` or `2h` [default: `1h`, at most `24h`]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub timeout: Option<std::time::Duration>,
+    /// The agent's program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+fn network(text: &str) -> Result<warren_providers::Network, String> {
+    match text {
+        "none" => Ok(warren_providers::Network::None),
+        "restricted" => Ok(warren_providers::Network::Restricted),
+        "full" => Ok(warren_providers::Network::Full),
+        _ => Err("is none of `restricted`, `full` and `none`".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let parsed: Option<jiff::SignedDuration> = text.parse().ok();
+    let parsed = parsed.and_then(|parsed| std::time::Duration::try_from(parsed).ok());
+    parsed.ok_or_else(|| "is not a duration such as `90s`, `30m` or `2h`".to_owned())
 }
 
 /// Which home, and where to serve.

@@ -1,6 +1,6 @@
 //! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
 //!
-//! `warren serve`, `warren mcp` and `warren e2b` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+//! `warren serve`, `warren mcp`, `warren e2b` and `warren agent` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
 
 mod cli;
 mod e2b;
@@ -23,6 +23,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
             install::install(&arguments)
+        }
+        Command::Agent(cli::Agent { command: cli::AgentCommand::Run(arguments) }) => {
+            return serve::agent_run(*arguments);
         }
         Command::E2b(arguments) => e2b::e2b(arguments),
         Command::Mcp(cli::Mcp { client, command: None }) => mcp::mcp(client),

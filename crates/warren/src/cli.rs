@@ -90,6 +90,9 @@ pub enum Command {
     /// Serve E2B's API on loopback, for programs that use E2B's SDKs (`warren-service e2b`).
     #[command(disable_help_flag = true)]
     E2b(Service),
+    /// Run agents in sandboxes, each a command with a prompt (`warren-service agent`).
+    #[command(disable_help_flag = true)]
+    Agent(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Show the settings that are in force.

@@ -143,6 +143,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Serve(arguments) => match service::exec("serve", &arguments)? {},
         Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
         Command::E2b(arguments) => match service::exec("e2b", &arguments)? {},
+        Command::Agent(arguments) => match service::exec("agent", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Config(cli::Config { command: cli::ConfigCommand::Show(arguments) }) => {
             let destination = destination::Destination::choose(&arguments.place, config::Layer::new())?;

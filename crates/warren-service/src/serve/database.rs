@@ -1,5 +1,5 @@
 //! The service's data beside the sessions: hashes of keys and logins, settings, and the session of
-//! each terminal.
+//! each terminal. Runs of agents are in the same file ([`super::agent_runs`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -60,13 +60,14 @@ impl Database {
             connection.query_row("PRAGMA journal_mode = WAL", (), |_| Ok(()))?;
             connection.pragma_update(None, "synchronous", "FULL")?;
             connection.execute_batch(SCHEMA)?;
+            connection.execute_batch(super::agent_runs::SCHEMA)?;
             Ok(connection)
         };
         let connection = open().with_context(|| format!("open the database `{}`", path.display()))?;
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 
-    async fn run<T: Send + 'static>(
+    pub(super) async fn run<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Failure> {

@@ -3,7 +3,9 @@
 //! Routes are in [`routes`], authentication is in [`access`].
 
 mod access;
+mod agent_runs;
 mod answer;
+mod append;
 mod assets;
 mod changes;
 mod cluster;
@@ -40,6 +42,8 @@ use warren_sessions::{Limits, Store};
 use crate::cli::{self, ProviderName};
 use crate::home::Home;
 use access::Access;
+use agent_runs::AgentRuns;
+pub use agent_runs::agent_run;
 use changes::Changes;
 use database::Database;
 use settings::{Defaults, Kubernetes};
@@ -55,6 +59,7 @@ pub struct Service {
     store: Store,
     database: Database,
     terminals: Arc<Terminals>,
+    agent_runs: Arc<AgentRuns>,
     viewers: sessions::Viewers,
     changes: Changes,
     access: Access,
@@ -90,6 +95,9 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     let terminals =
         Terminals::new(provider.clone(), store.clone(), database.clone(), changes.clone(), shutdown.clone());
     terminals.end_earlier().await.map_err(failed)?;
+    let agent_runs =
+        AgentRuns::new(provider.clone(), store.clone(), database.clone(), changes.clone(), shutdown.clone());
+    agent_runs.end_earlier().await.map_err(failed)?;
     let now = Timestamp::now();
     let new_key = first_key(&database, arguments.new_key, now).await?;
     let access =
@@ -104,6 +112,7 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
         store,
         database,
         terminals: terminals.clone(),
+        agent_runs: agent_runs.clone(),
         viewers: sessions::Viewers::default(),
         changes: changes.clone(),
         access,
@@ -114,6 +123,7 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for signals")?;
     greet(address, new_key.as_deref());
     let watching = tokio::spawn(watch(service.clone(), changes));
+    let cleaning = tokio::spawn(agent_runs.clone().clean_up());
     let serving = listen::serve(service, socket, shutdown.clone());
     let stop = async {
         tokio::select! {
@@ -123,7 +133,8 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
         shutdown.cancel();
     };
     tokio::join!(serving, stop);
-    terminals.close().await;
+    tokio::join!(terminals.close(), agent_runs.close());
+    cleaning.abort();
     watching.abort();
     Ok(())
 }

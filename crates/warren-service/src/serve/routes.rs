@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::{self, COOKIE_NAME, Caller, LOGIN_LIFE};
 use super::answer::{Body, Failure, data, stream_response};
 use super::request::Request;
-use super::{Service, changes, cluster, sandboxes, sessions, settings};
+use super::{Service, agent_runs, changes, cluster, sandboxes, sessions, settings};
 
 type Answer = Result<Response<Body>, Failure>;
 
@@ -51,12 +51,14 @@ pub async fn answer(service: &Arc<Service>, request: Request) -> Answer {
         ["sandboxes", id, "explain"] if is(&get) => data(&service.provider.explain(id).await?),
         ["sandboxes", id, "metrics"] if is(&get) => data(&service.provider.metrics(id).await?),
         ["sandboxes", id, "terminals"] if is(&post) => sessions::open(service, id, request).await,
+        ["agent-runs"] if is(&get) => agent_runs::list(service, &request).await,
+        ["agent-runs"] if is(&post) => agent_runs::create(service, request).await,
+        ["agent-runs", id] if is(&get) => agent_runs::one(service, id).await,
+        ["agent-runs", id] if is(&delete) => agent_runs::remove(service, id).await,
+        ["agent-runs", id, "cancel"] if is(&post) => agent_runs::cancel(service, id).await,
         ["sessions"] if is(&get) => sessions::list(service).await,
         ["sessions", id] if is(&get) => sessions::one(service, id).await,
-        ["sessions", id] if is(&delete) => {
-            service.terminals.delete(id).await?;
-            data(&json!({}))
-        }
+        ["sessions", id] if is(&delete) => sessions::remove(service, id).await,
         ["sessions", id, "events"] if is(&get) => sessions::events(service, id, &request).await,
         ["sessions", id, "stream"] if is(&get) => sessions::stream(service, id, &request).await,
         ["sessions", id, "input"] if is(&post) => sessions::input(service, id, request).await,

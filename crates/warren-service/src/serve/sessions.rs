@@ -16,6 +16,7 @@ use warren_sessions::export::{Asciicast, json_lines};
 use warren_sessions::{Session, SessionError, Tail};
 
 use super::Service;
+use super::agent_runs::Run;
 use super::answer::{Body, Failure, data, data_with, stream_response};
 use super::database::TerminalRow;
 use super::request::Request;
@@ -72,19 +73,42 @@ impl Drop for Viewer {
     }
 }
 
-fn shown(service: &Service, session: &Session, terminal: Option<&TerminalRow>) -> Value {
-    let is_open = terminal.is_some_and(|terminal| terminal.ended.is_none());
+/// The origin of a session's events.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Terminal(&'a TerminalRow),
+    AgentRun(&'a Run),
+    /// Its run or terminal was forgotten.
+    Unknown,
+}
+
+fn shown(service: &Service, session: &Session, origin: Origin<'_>) -> Value {
+    let (terminal, run) = match origin {
+        Origin::Terminal(terminal) => (Some(terminal), None),
+        Origin::AgentRun(run) => (None, Some(run)),
+        Origin::Unknown => (None, None),
+    };
+    let ended = match origin {
+        Origin::Terminal(terminal) => terminal.ended,
+        Origin::AgentRun(run) => run.ended,
+        Origin::Unknown => Some(session.changed),
+    };
+    let of_run = || run.and_then(|run| run.sandbox.as_ref());
+    let code_of_run = || run.and_then(|run| run.exit_code);
     json!({
         "id": session.id,
         "title": session.title,
-        "sandboxId": terminal.map(|terminal| &terminal.sandbox),
+        "sandboxId": terminal.map(|terminal| &terminal.sandbox).or_else(of_run),
         "projectId": session.project,
-        "state": if is_open { "active" } else { "ended" },
-        "exitCode": terminal.and_then(|terminal| terminal.exit_code),
+        "taskId": session.task,
+        "agentId": session.agent,
+        "agentRunId": run.map(|run| &run.id),
+        "state": if ended.is_none() { "active" } else { "ended" },
+        "exitCode": terminal.and_then(|terminal| terminal.exit_code).or_else(code_of_run),
         "columns": terminal.map(|terminal| terminal.columns),
         "rows": terminal.map(|terminal| terminal.rows),
         "createdAt": session.created,
-        "endedAt": terminal.and_then(|terminal| terminal.ended),
+        "endedAt": ended,
         "firstOffset": session.first_offset,
         "nextOffset": session.next_offset,
         "viewers": service.viewers.of(&session.id),
@@ -96,14 +120,47 @@ pub async fn list(service: &Service) -> Answer {
     let mut sessions = service.store.list(MOST_LISTED).await?;
     sessions.sort_by(|one, other| other.created.cmp(&one.created).then_with(|| one.id.cmp(&other.id)));
     let terminals = service.database.terminals().await?;
-    let all: Vec<Value> =
-        sessions.iter().map(|session| shown(service, session, terminals.get(&session.id))).collect();
-    data(&all)
+    let runs = service.database.agent_runs(MOST_LISTED).await?;
+    let runs: HashMap<&str, &Run> = runs.iter().map(|run| (run.id.as_str(), run)).collect();
+    let all = sessions.iter().map(|session| {
+        let origin = match (terminals.get(&session.id), runs.get(session.id.as_str())) {
+            (Some(terminal), _) => Origin::Terminal(terminal),
+            (None, Some(run)) => Origin::AgentRun(run),
+            (None, None) => Origin::Unknown,
+        };
+        shown(service, session, origin)
+    });
+    data(&all.collect::<Vec<Value>>())
 }
 
 async fn find(service: &Service, id: &str) -> Result<Value, Failure> {
     let session = service.store.session(id).await?;
-    Ok(shown(service, &session, service.database.terminal(id).await?.as_ref()))
+    if let Some(terminal) = service.database.terminal(id).await? {
+        return Ok(shown(service, &session, Origin::Terminal(&terminal)));
+    }
+    let run = service.database.agent_run(id).await?;
+    Ok(shown(service, &session, run.as_ref().map_or(Origin::Unknown, Origin::AgentRun)))
+}
+
+/// Deletes one, and ends its shell first. That of a run stays until the run has ended.
+pub async fn remove(service: &Service, id: &str) -> Answer {
+    if service.agent_runs.is_under_way(id) {
+        let message = "the session's agent run has not ended; cancel it, or delete the run";
+        return Err(Failure::new(StatusCode::CONFLICT, "AGENT_RUN_UNDER_WAY", message));
+    }
+    service.terminals.delete(id).await?;
+    data(&json!({}))
+}
+
+/// Refuses what only a terminal takes.
+fn needs_terminal(service: &Service, id: &str) -> Result<(), Failure> {
+    match service.agent_runs.is_under_way(id) {
+        true => {
+            let message = "the session is one of an agent run, which takes no input and has no size";
+            Err(Failure::new(StatusCode::CONFLICT, "SESSION_NOT_INTERACTIVE", message))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Shows one.
@@ -249,6 +306,7 @@ pub async fn input(service: &Service, id: &str, request: Request) -> Answer {
         return Err(Failure::invalid("data", format!("has to have 1 to {LARGEST_INPUT} bytes")));
     }
     service.store.session(id).await?;
+    needs_terminal(service, id)?;
     service.terminals.input(id, bytes).await?;
     data(&json!({}))
 }
@@ -265,6 +323,7 @@ pub async fn resize(service: &Service, id: &str, request: Request) -> Answer {
     let resize: Resize = request.json().await?;
     let size = size(resize.columns, resize.rows)?;
     service.store.session(id).await?;
+    needs_terminal(service, id)?;
     service.terminals.resize(id, size).await?;
     data(&json!({}))
 }

@@ -15,6 +15,9 @@ pub const KUBERNETES: &str = "sandbox.kubernetes";
 /// The key of [`Mode`].
 pub const MODE: &str = "sandbox.mode";
 
+/// The key of [`Runner`].
+pub const RUNNER: &str = "agent.runner";
+
 /// The project whose sandbox is shared.
 pub const SHARED_PROJECT: &str = "default";
 
@@ -59,12 +62,26 @@ pub enum Mode {
     PerProject,
 }
 
+/// The runner of agents, for runs that name none.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Runner {
+    /// Its program.
+    pub cmd: Option<String>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// The directory it runs in.
+    pub cwd: Option<String>,
+    /// The time that it may take.
+    pub timeout_ms: Option<u64>,
+}
+
 /// Checks a setting before it is stored.
 pub fn check(key: &str, value: &Value) -> Result<(), Failure> {
     let invalid =
         |error: serde_json::Error| Failure::invalid("value", format!("is not a valid `{key}`: {error}"));
     // A list would be read as the fields in their order.
-    if matches!(key, DEFAULTS | KUBERNETES) && !value.is_object() {
+    if matches!(key, DEFAULTS | KUBERNETES | RUNNER) && !value.is_object() {
         return Err(Failure::invalid("value", format!("is not a valid `{key}`: it has to be an object")));
     }
     match key {
@@ -80,7 +97,11 @@ pub fn check(key: &str, value: &Value) -> Result<(), Failure> {
             Ok(())
         }
         MODE => serde_json::from_value::<Mode>(value.clone()).map(drop).map_err(invalid),
-        _ => Err(Failure::invalid("key", format!("is none of `{DEFAULTS}`, `{KUBERNETES}` and `{MODE}`"))),
+        RUNNER => super::agent_runs::check_runner(serde_json::from_value(value.clone()).map_err(invalid)?),
+        _ => {
+            let known = format!("`{DEFAULTS}`, `{KUBERNETES}`, `{MODE}` and `{RUNNER}`");
+            Err(Failure::invalid("key", format!("is none of {known}")))
+        }
     }
 }
 
@@ -116,6 +137,7 @@ mod tests {
             (DEFAULTS, json!({ "provider": "warren", "memoryMb": 2048, "cpuCores": 2, "image": "busybox" })),
             (KUBERNETES, json!({ "namespace": "a", "kubeContext": "b", "runtimeClassName": "gvisor" })),
             (DEFAULTS, json!({ "provider": "docker" })),
+            (RUNNER, json!({ "cmd": "agent", "args": ["--json"], "cwd": "/work", "timeoutMs": 60_000 })),
             (MODE, json!("shared")),
             (MODE, json!("per-project")),
         ] {
@@ -126,6 +148,10 @@ mod tests {
             (DEFAULTS, json!({ "provider": "other" }), "unknown variant"),
             (DEFAULTS, json!([]), "not a valid"),
             (MODE, json!("both"), "unknown variant"),
+            (RUNNER, json!({ "args": ["x"] }), "`args` goes with `cmd`"),
+            (RUNNER, json!({ "cmd": "x", "cwd": "relative" }), "`cwd`"),
+            (RUNNER, json!({ "timeoutMs": 1 }), "`timeoutMs`"),
+            (RUNNER, json!({ "env": {} }), "unknown field"),
             ("sandbox.other", json!({}), "`key`"),
         ] {
             let failure = check(key, &value).expect_err("refused");

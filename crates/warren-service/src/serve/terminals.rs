@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use http::StatusCode;
 use jiff::Timestamp;
@@ -18,6 +17,7 @@ use warren_providers::{Command, Process, Provider, TerminalSize};
 use warren_sessions::{Kind, NewEvent, NewSession, SessionError, Source, Store, Turn};
 
 use super::answer::Failure;
+use super::append::append;
 use super::changes::{Changes, Topic};
 use super::database::{Database, TerminalRow};
 
@@ -34,11 +34,6 @@ const MOST_WAITING: usize = 64;
 const SHELL: &str = "export TERM=xterm-256color\n\
     if command -v bash >/dev/null 2>&1; then exec bash -l; fi\n\
     exec /bin/sh";
-
-/// The number of times that an append is tried again when the disk is full or the database busy,
-/// and the pause in between.
-const RETRIES: u32 = 150;
-const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// The terminals that are open.
 pub struct Terminals {
@@ -184,7 +179,8 @@ impl Terminals {
             };
             number += 1;
             let turn = Turn { writer: "terminal".to_owned(), number };
-            if let Err(error) = self.append(session, output, turn).await {
+            let appended = append(&self.store, session, vec![output], turn, &self.shutdown).await;
+            if let Err(error) = appended {
                 tracing::error!(session, %error, "terminal ended: its output cannot be stored");
                 reason = "lost";
                 break;
@@ -209,23 +205,6 @@ impl Terminals {
         }
         if let Err(failure) = self.database.end_terminal(session, code, now).await {
             tracing::error!(session, error = failure.message, "the end of a terminal is not stored");
-        }
-    }
-
-    /// Appends output. While the disk is full it tries again, and the shell waits. Its turn keeps it from being stored twice.
-    async fn append(&self, session: &str, event: NewEvent, turn: Turn) -> Result<(), SessionError> {
-        let mut left = RETRIES;
-        loop {
-            let appended =
-                self.store.append(session, vec![event.clone()], Some(turn.clone()), Timestamp::now()).await;
-            match appended {
-                Err(SessionError::Database(error)) if left > 0 && !self.shutdown.is_cancelled() => {
-                    tracing::warn!(session, error, "output of a terminal waits for the disk");
-                    left -= 1;
-                    tokio::time::sleep(RETRY_AFTER).await;
-                }
-                appended => return appended.map(drop),
-            }
         }
     }
 
@@ -287,7 +266,8 @@ async fn type_in(stdin: Option<tokio::io::DuplexStream>, mut inputs: mpsc::Recei
     }
 }
 
-fn state(value: &Value) -> NewEvent {
+/// Makes an event that says a state.
+pub fn state(value: &Value) -> NewEvent {
     NewEvent { kind: Kind::State, source: Source::System, data: value.to_string().into_bytes() }
 }
 
@@ -295,8 +275,10 @@ fn ended(code: Option<i32>, reason: &str) -> NewEvent {
     state(&json!({ "state": "ended", "exitCode": code, "reason": reason }))
 }
 
-/// Tells whether an event is the last one of a terminal.
+/// Tells whether an event is the last one of a terminal or run. Only the service says so: a runner
+/// writes states of its own.
 pub fn is_end(event: &warren_sessions::Event) -> bool {
     event.kind == Kind::State
+        && event.source == Source::System
         && serde_json::from_slice::<Value>(&event.data).is_ok_and(|value| value["state"] == "ended")
 }
