@@ -16,6 +16,7 @@ mod routes;
 mod sandboxes;
 mod sessions;
 mod settings;
+mod tasks;
 mod terminals;
 
 use std::net::SocketAddr;
