@@ -203,7 +203,7 @@ async fn half_made_sandboxes_are_removed_and_others_found_after_restarts() {
     let id = running(&provider, wanted).await;
     provider.write(&id, "/workspace/f", b"kept".to_vec()).await.expect("written");
     drop(provider);
-    // What a crash leaves: a volume alone, a container that was never started, one that prepared a volume.
+    // A crash may leave a volume alone, a container that was never started, one that prepared a volume.
     let labels = |sandbox: &str, role: &str| json!({ "warren.dev/docker-owner": "test", "warren.dev/docker-sandbox": sandbox, "warren.dev/docker-role": role });
     engine.post(
         "/volumes/create",
@@ -255,7 +255,7 @@ async fn wishes_and_failures_are_told_by_name() {
         let (code, message) = refused(provider.create(wanted).await);
         assert!(code == Code::ValidationError && message.contains(word), "{code:?} {message}");
     }
-    // An image that cannot be had, from a registry that nobody runs.
+    // An image that cannot be pulled: nothing listens at the address of its registry.
     let project = Some("web".to_owned());
     let image = Some("127.0.0.1:1/none".to_owned());
     let id = provider

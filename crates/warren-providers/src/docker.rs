@@ -48,13 +48,13 @@ const REMOVE_SECONDS: i32 = 5;
 /// The time limit of a pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The pause between looks at a sandbox that somebody waits for.
+/// The interval at which the state of a sandbox is polled while a caller waits for it.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The number of tries to remove something that the engine still uses.
 const REMOVE_TRIES: u32 = 40;
 
-/// What the docker provider is told once.
+/// The configuration of the docker provider.
 #[derive(Clone, Debug, Default)]
 pub struct DockerOptions {
     /// The engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback.

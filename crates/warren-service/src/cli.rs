@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
-/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are
+/// The programs that agents and their products connect to. `warren serve` is `warren-service serve`, and so are
 /// `mcp`, `e2b` and `agent`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
@@ -75,7 +75,7 @@ pub struct AgentRun {
     /// The sandbox's memory, in MiB
     #[arg(long, value_name = "NUMBER")]
     pub memory_mb: Option<u32>,
-    /// What the sandbox reaches: `restricted`, `full` or `none` [default: `restricted`]
+    /// The network of the sandbox: `restricted`, `full` or `none` [default: `restricted`]
     #[arg(long, value_name = "MODE", value_parser = network)]
     pub network: Option<warren_providers::Network>,
     /// A host that the sandbox reaches; may be given several times
@@ -84,7 +84,7 @@ pub struct AgentRun {
     /// The directory that the program runs in
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<String>,
-    /// How long the program may take, such as `90s` or `2h` [default: `1h`, at most `24h`]
+    /// The time that the program may take, such as `90s` or `2h` [default: `1h`, at most `24h`]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<std::time::Duration>,
     /// The agent's program and its arguments
@@ -195,7 +195,7 @@ pub enum ProviderName {
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
-    /// What runs sandboxes; the local home if it cannot be used [default: the setting `sandbox.defaults`, else `warren`]
+    /// The provider that runs sandboxes; the local home if it cannot be used [default: the setting `sandbox.defaults`, else `warren`]
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["kubeconfig", "local_provider"])]
     pub provider: Option<ProviderName>,
     /// The Docker engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback [default:

@@ -157,7 +157,7 @@ impl Place {
         let killing = async {
             let Started { exec, mut stream, .. } =
                 self.launch(&Command::new("sh", ["-c", KILL, "sh", mark]), None).await?;
-            // What it says is for nobody: its exit code tells all.
+            // Its output is not needed: the exit code says everything.
             tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.map_err(failed)?;
             self.exit_code(&exec).await
         };

@@ -27,7 +27,8 @@ const REQUEST_SECONDS: u64 = 120;
 /// The time limit of a start of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The address of an engine. Plain HTTP authenticates nobody, so that only loopback addresses are allowed.
+/// The address of an engine. Plain HTTP does not authenticate clients, so only loopback addresses
+/// are allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Address {
     Unix(PathBuf),
