@@ -81,6 +81,67 @@ export interface Metrics {
   memoryUsageMb: number | null;
 }
 
+export type TaskState = "pending" | "running" | "succeeded" | "failed";
+
+export interface Task {
+  name: string;
+  namespace: string;
+  state: TaskState;
+  /** The class of the failure, or why the command does not run yet. */
+  reason: string | null;
+  message: string | null;
+  exitCode: number | null;
+  attempts: number;
+  cancelled: boolean;
+  /** The description or the command, in one line. */
+  summary: string;
+  createdAt: string;
+  startedAt: string | null;
+  completedAt: string | null;
+}
+
+export interface Condition {
+  type: string;
+  status: string;
+  reason: string;
+  message: string;
+  at: string | null;
+}
+
+export interface TaskDetails extends Task {
+  description: string;
+  context: string;
+  repository: { url: string; ref?: string } | null;
+  image: string | null;
+  template: string | null;
+  pool: string | null;
+  command: string[];
+  env: string[];
+  timeout: string;
+  retries: number;
+  ttlSeconds: number | null;
+  sandboxId: string | null;
+  result: string | null;
+  conditions: Condition[];
+}
+
+export interface NewTask {
+  name?: string;
+  command?: string[];
+  image?: string;
+  template?: string;
+  pool?: string;
+  env?: Record<string, string>;
+  timeout?: string;
+  retries?: number;
+  description?: string;
+}
+
+export interface TaskLog {
+  text: string;
+  truncated: boolean;
+}
+
 /** The login state: unknown until the service was asked. */
 let loggedIn: boolean | null = null;
 const watchers = new Set<() => void>();
@@ -111,6 +172,8 @@ export const paths = {
   events: (id: string) => `/api/sandboxes/${part(id)}/events`,
   explain: (id: string) => `/api/sandboxes/${part(id)}/explain`,
   metrics: (id: string) => `/api/sandboxes/${part(id)}/metrics`,
+  task: (name: string) => `/api/tasks/${part(name)}`,
+  taskLog: (name: string) => `/api/tasks/${part(name)}/log`,
   session: (id: string) => `/api/sessions/${part(id)}`,
   sessionExport: (id: string, format: string) => `/api/sessions/${part(id)}/export?format=${format}`,
 };
@@ -124,6 +187,9 @@ export const api = {
   startSandbox: (id: string) => client.request<Sandbox>("POST", `${paths.sandbox(id)}/start`),
   openTerminal: (id: string, columns: number, rows: number) =>
     client.request<Session>("POST", `${paths.sandbox(id)}/terminals`, { columns, rows }),
+  createTask: (task: NewTask) => client.request<TaskDetails>("POST", "/api/tasks", task),
+  cancelTask: (name: string) => client.request<TaskDetails>("POST", `${paths.task(name)}/cancel`),
+  deleteTask: (name: string) => client.request<unknown>("DELETE", paths.task(name)),
   deleteSession: (id: string) => client.request<unknown>("DELETE", paths.session(id)),
   writeFile: (id: string, path: string, content: Blob) =>
     client.request<{ path: string; size: number }>("PUT", paths.content(id, path), content),
@@ -139,6 +205,11 @@ export function titleOf(sandbox: Sandbox): string {
 /** Returns the page of a sandbox. */
 export function sandboxPage(id: string, tab = "terminal"): string {
   return `/sandboxes/${part(id)}/${tab}`;
+}
+
+/** Returns the page of a task. */
+export function taskPage(name: string): string {
+  return `/tasks/${part(name)}`;
 }
 
 /** Returns the page of a session. */

@@ -12,6 +12,9 @@ import { SandboxPage } from "./pages/sandbox";
 import { SessionPage } from "./pages/session";
 import { SessionsPage } from "./pages/sessions";
 import { SettingsPage } from "./pages/settings";
+import { TaskPage } from "./pages/task";
+import { CreateTaskPage } from "./pages/task_create";
+import { TasksPage } from "./pages/tasks";
 import { Link, navigate, partsOf, useLocation } from "./router";
 import { Shell } from "./shell";
 
@@ -90,6 +93,8 @@ function Route({ parts }: { parts: string[] }) {
   if (first === "new" && id === undefined) return <CreatePage />;
   if (first === "settings" && id === undefined) return <SettingsPage />;
   if (first === "sessions") return id === undefined ? <SessionsPage /> : <SessionPage key={id} id={id} />;
+  if (first === "new-task" && id === undefined) return <CreateTaskPage />;
+  if (first === "tasks") return id === undefined ? <TasksPage /> : <TaskPage key={id} name={id} />;
   if (first === "sandboxes" && id === undefined) return <Redirect to="/" />;
   if (first === "sandboxes" && id !== undefined) {
     if (tab === undefined) return <Redirect to={sandboxPage(id)} />;

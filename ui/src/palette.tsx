@@ -1,6 +1,6 @@
 import { useMemo, useState, type KeyboardEvent } from "react";
 import type { Session } from "warren-react";
-import { sandboxPage, sessionPage, titleOf, type Sandbox } from "./api";
+import { sandboxPage, sessionPage, taskPage, titleOf, type Sandbox, type Task } from "./api";
 import { Dialog } from "./components/dialog";
 import { Icon, type IconName } from "./components/icons";
 import { useResource } from "./live";
@@ -49,7 +49,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
   return (
     <Dialog title="Commands" onClose={onClose} className="palette">
       <input
-        type="text" className="palette-input" placeholder="Go to a sandbox, a session, a page…" autoFocus
+        type="text" className="palette-input" placeholder="Go to a sandbox, a task, a session, a page…" autoFocus
         aria-label="Command" role="combobox" aria-expanded="true" aria-controls="palette-list"
         aria-activedescendant={found[current] === undefined ? undefined : `command-${found[current].id}`}
         value={query} onKeyDown={key}
@@ -78,6 +78,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
 function useCommands(): Command[] {
   const sandboxes = useResource<Sandbox[]>("/api/sandboxes", ["sandboxes"]).data;
   const sessions = useResource<Session[]>("/api/sessions", ["sessions"]).data;
+  const tasks = useResource<Task[]>("/api/tasks", ["tasks"]).data;
   const screenReader = useScreenReader();
   return useMemo(() => {
     const go = (id: string, label: string, hint: string, icon: IconName, path: string): Command => ({
@@ -85,12 +86,15 @@ function useCommands(): Command[] {
     });
     return [
       go("new", "Create a sandbox", "action", "plus", "/new"),
+      go("new-task", "Submit a task", "action", "plus", "/new-task"),
       go("home", "Sandboxes", "page", "sandbox", "/"),
+      go("tasks", "Tasks", "page", "task", "/tasks"),
       go("sessions", "Sessions", "page", "session", "/sessions"),
       go("settings", "Settings", "page", "settings", "/settings"),
       ...(sandboxes ?? []).map((sandbox) =>
         go(`b-${sandbox.id}`, titleOf(sandbox), `sandbox, ${sandbox.status}`, "sandbox", sandboxPage(sandbox.id)),
       ),
+      ...(tasks ?? []).map((task) => go(`t-${task.name}`, task.name, `task, ${task.state}`, "task", taskPage(task.name))),
       ...(sessions ?? []).map((session) =>
         go(`s-${session.id}`, session.title || session.id, `session, ${session.state}`, "session", sessionPage(session.id)),
       ),
@@ -103,5 +107,5 @@ function useCommands(): Command[] {
       },
       { id: "logout", label: "Log out", hint: "action", icon: "logout", run: logOut },
     ];
-  }, [sandboxes, sessions, screenReader]);
+  }, [sandboxes, sessions, tasks, screenReader]);
 }

@@ -9,6 +9,7 @@ import { Link, useLocation } from "./router";
 
 const PAGES: { href: string; label: string; icon: IconName; prefixes: string[] }[] = [
   { href: "/", label: "Sandboxes", icon: "sandbox", prefixes: ["/sandboxes", "/new"] },
+  { href: "/tasks", label: "Tasks", icon: "task", prefixes: ["/tasks", "/new-task"] },
   { href: "/sessions", label: "Sessions", icon: "session", prefixes: ["/sessions"] },
   { href: "/settings", label: "Settings", icon: "settings", prefixes: ["/settings"] },
 ];
@@ -76,7 +77,7 @@ function Navigation() {
   return (
     <nav className="nav" aria-label="Pages">
       {PAGES.map((page) => {
-        const here = path === page.href || page.prefixes.some((prefix) => path.startsWith(prefix));
+        const here = path === page.href || page.prefixes.some((prefix) => path === prefix || path.startsWith(`${prefix}/`));
         return (
           <Link key={page.href} href={page.href} className="nav-link" aria-current={here ? "page" : undefined}>
             <Icon name={page.icon} />

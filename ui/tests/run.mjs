@@ -34,6 +34,8 @@ const steps = [
   ["hostile output, names and titles do nothing", hostile],
   ["other sites and inline scripts are refused", foreign],
   ["a session replays", replay],
+  ["a task is submitted, ends, and shows its result as text", submitTask],
+  ["a running task is cancelled and deleted after questions that name it", cancelTask],
   ["settings are kept", settings],
   ["commands are found by the keyboard", palette],
   ["every page is accessible and fits a phone", everyPage],
@@ -254,6 +256,63 @@ async function replay() {
   assert.match(await exported.text(), /^\{"version":\s?2|^\{.*"version":2/);
 }
 
+async function submitTask() {
+  await page.goto(`${base}/tasks`);
+  await page.getByText("No tasks yet").waitFor();
+  await checkAccessibility(page, "no tasks");
+  await page.getByRole("link", { name: "Submit a task" }).first().click();
+  await page.getByRole("textbox", { name: "Name" }).fill("Wrong Name");
+  await page.getByRole("textbox", { name: "Command" }).fill("true");
+  await page.getByRole("button", { name: "Submit the task" }).click();
+  await page.getByText("name has to be lower-case letters").waitFor();
+  await page.getByRole("textbox", { name: "Name" }).fill("browser-task");
+  const script = [
+    `echo "told $WARREN_TASK_DESCRIPTION"`,
+    `printf '\\033[31m%s\\n' '<script>hit()</script>'`,
+    `printf '%s' '${HOSTILE}<script>hit()</script>' > "$WARREN_TASK_RESULT"`,
+  ].join("\n");
+  await page.getByRole("textbox", { name: "Command" }).fill(script);
+  await page.getByRole("textbox", { name: "Description" }).fill(HOSTILE);
+  await page.getByRole("button", { name: "Submit the task" }).click();
+  await page.waitForURL(`${base}/tasks/browser-task`);
+  // Without a reload: the page's stream tells of each change.
+  await page.getByText("Succeeded", { exact: true }).first().waitFor();
+  assert.equal(await page.getByTestId("task-result").innerText(), `${HOSTILE}<script>hit()</script>`);
+  await page.getByTestId("task-log").getByText(`told ${HOSTILE}`).waitFor();
+  assert.match(await page.getByTestId("task-log").innerText(), /^<script>hit\(\)<\/script>$/m);
+  assert.equal(await page.getByTestId("task-command").innerText(), script);
+  await page.getByTestId("task-conditions").getByRole("row", { name: /^Succeeded True/ }).waitFor();
+  await page.getByRole("link", { name: "Tasks" }).click();
+  await page.getByTestId("tasks").getByText(HOSTILE).waitFor();
+  assert.equal(await page.evaluate(() => window.wasHit), undefined);
+  const log = await call("GET", "/api/tasks/browser-task/log");
+  assert.equal(log.headers["content-type"], "application/json");
+}
+
+async function cancelTask() {
+  await page.getByTestId("tasks").waitFor();
+  const submitted = await call("POST", "/api/tasks", { name: "long-task", command: ["sh", "-c", "echo begun; sleep 1000"] });
+  assert.equal(submitted.status, 201);
+  const again = await call("POST", "/api/tasks", { name: "long-task", command: ["true"] });
+  assert.equal(again.body.error.code, "TASK_ALREADY_EXISTS");
+  // Another client made it: the list shows it all the same.
+  await page.getByTestId("tasks").getByRole("link", { name: "long-task" }).click();
+  await page.getByText("Running", { exact: true }).first().waitFor();
+  await page.getByTestId("task-log").getByText("begun").waitFor();
+  await page.getByRole("button", { name: "Cancel long-task" }).click();
+  await checkAccessibility(page, "question before a task is cancelled");
+  await page.getByRole("dialog").getByRole("button", { name: "Cancel long-task" }).click();
+  await page.getByText("Cancelled", { exact: true }).first().waitFor();
+  await page.getByRole("button", { name: "Delete long-task" }).click();
+  const dialog = page.getByRole("dialog");
+  assert.equal(await dialog.getByRole("heading").innerText(), "Delete long-task?");
+  await dialog.getByRole("button", { name: "Delete long-task" }).click();
+  await page.waitForURL(`${base}/tasks`);
+  await page.getByRole("link", { name: "long-task" }).waitFor({ state: "detached" });
+  const gone = await call("GET", "/api/tasks/long-task");
+  assert.equal(gone.body.error.code, "TASK_NOT_FOUND");
+}
+
 async function settings() {
   await page.goto(`${base}/settings`);
   await page.getByLabel("Memory").fill("1024");
@@ -291,7 +350,7 @@ async function palette() {
 async function everyPage() {
   const sandbox = `/sandboxes/${seen.sandbox}`;
   const paths = [
-    "/", "/new", "/sessions", "/settings", `/sessions/${seen.session}`, `/sessions/${seen.session}?view=replay`,
+    "/", "/new", "/tasks", "/tasks/browser-task", "/new-task", "/new-task?like=browser-task", "/sessions", "/settings", `/sessions/${seen.session}`, `/sessions/${seen.session}?view=replay`,
     `${sandbox}/terminal`, `${sandbox}/files`, `${sandbox}/events`, `${sandbox}/explain`, "/nothing-here",
   ];
   for (const path of paths) {

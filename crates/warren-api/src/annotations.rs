@@ -78,6 +78,14 @@ pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
 /// Comma-separated ports that a restricted Pod may reach: numbers, or ranges such as `8000-8100`.
 pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
 
+/// The hosts that a Pod without [`NETWORK_ALLOWED_HOSTS`] may reach: sources of code and scripts.
+/// Package registries differ from place to place, so they are named by annotation.
+pub const DEFAULT_ALLOWED_HOSTS: [&str; 4] =
+    ["github.com", "api.github.com", "raw.githubusercontent.com", "cdn.jsdelivr.net"];
+
+/// The ports of a Pod without [`NETWORK_ALLOWED_PORTS`]: HTTPS and HTTP.
+pub const DEFAULT_ALLOWED_PORTS: [u16; 2] = [443, 80];
+
 /// On a Pod: the maximum number of processes and threads of each container.
 pub const PIDS_LIMIT: &str = "warren.dev/pids-limit";
 

@@ -36,6 +36,7 @@ ROOTS = [f"io.k8s.api.core.v1.{kind}" for kind in CORE] + [
     "io.k8s.api.networking.v1.NetworkPolicy",
     "io.k8s.api.node.v1.RuntimeClass",
     "io.k8s.api.policy.v1.Eviction",
+    "io.k8s.api.policy.v1.PodDisruptionBudget",
     "io.k8s.api.rbac.v1.ClusterRole",
     "io.k8s.api.rbac.v1.ClusterRoleBinding",
     "io.k8s.api.rbac.v1.Role",

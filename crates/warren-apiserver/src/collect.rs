@@ -25,6 +25,7 @@ pub(crate) fn start(server: &Arc<Inner>) -> Vec<JoinHandle<()>> {
         tokio::spawn(clean_definitions(Arc::clone(server))),
         tokio::spawn(crate::protection::release_unused_claims(Arc::clone(server))),
         tokio::spawn(crate::access::keep_aggregated(Arc::clone(server))),
+        tokio::spawn(crate::disruption::keep_status(Arc::clone(server))),
     ]
 }
 
@@ -104,7 +105,7 @@ pub(crate) async fn release(server: &Inner, key: &Key, finalizer: &str) {
 
 /// Edits an object and retries on conflicts. Removes the object if this edit cleared its last
 /// finalizer.
-async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
+pub(crate) async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
     for _ in 0..ATTEMPTS {
         let Some(current) = server.store.newest(key) else { return };
         let Body { tree: old, managed_fields } = current.split();

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::definition::{Definition, Version};
-use crate::registry::Registry;
+use crate::resource_registry::Registry;
 use crate::respond::{self, ResponseBody};
 
 /// The verbs of custom resources. kube-apiserver lists them in this order, which differs from that

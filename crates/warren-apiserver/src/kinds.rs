@@ -24,6 +24,7 @@ mod network;
 pub(crate) mod pods;
 mod pods_defaults;
 mod pods_validation;
+mod policy;
 mod quantity;
 mod reviews;
 mod roles;
@@ -453,6 +454,17 @@ static TABLE: &[Row] = &[
         ..ROW
     },
     Row {
+        group: "policy",
+        kind: "PodDisruptionBudget",
+        plural: "poddisruptionbudgets",
+        short_names: &["pdb"],
+        status: true,
+        schema: "io.k8s.api.policy.v1.PodDisruptionBudget",
+        columns: columns::POD_DISRUPTION_BUDGET,
+        behaviour: &policy::POD_DISRUPTION_BUDGET,
+        ..ROW
+    },
+    Row {
         group: "node.k8s.io",
         kind: "RuntimeClass",
         plural: "runtimeclasses",
@@ -657,7 +669,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("autoscaling/v2", &["HorizontalPodAutoscaler"]),
     ("batch/v1", &["CronJob", "Job"]),
     ("networking.k8s.io/v1", &["Ingress", "IngressClass"]),
-    ("policy/v1", &["Eviction", "PodDisruptionBudget"]),
+    ("policy/v1", &["Eviction"]),
 ];
 
 /// Returns true if a kind is one of Kubernetes' own.

@@ -24,7 +24,7 @@ use tokio::time::Sleep;
 use tower::BoxError;
 
 use crate::identity::Identity;
-use crate::node;
+use crate::kubelet_proxy;
 use crate::query::Query;
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
@@ -149,7 +149,7 @@ where
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let server = Arc::clone(server);
     let answer = async move {
-        let limited = !node::is_for_a_node(request.uri().path());
+        let limited = !kubelet_proxy::is_for_a_node(request.uri().path());
         let request = request.map(|body| PatientBody::new(body, gate, limited));
         service::handle(&server, request).await
     };
@@ -169,7 +169,7 @@ where
 fn class<B>(request: &Request<B>) -> Class {
     let streams = ["/exec", "/attach", "/portforward"];
     let path = request.uri().path();
-    if streams.iter().any(|end| path.ends_with(end)) || node::is_for_a_node(path) {
+    if streams.iter().any(|end| path.ends_with(end)) || kubelet_proxy::is_for_a_node(path) {
         return Class::Watch;
     }
     match request.uri().query() {

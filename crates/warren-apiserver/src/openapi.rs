@@ -4,7 +4,7 @@ use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use crate::definition::{Definition, SchemaSource, Version};
-use crate::registry::Registry;
+use crate::resource_registry::Registry;
 use crate::respond::{self, ResponseBody};
 use crate::{crd, kinds};
 

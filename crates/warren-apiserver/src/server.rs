@@ -16,11 +16,11 @@ use crate::allocation::Allocation;
 use crate::audit::{self, AuditConfig, AuditError, AuditLog};
 use crate::definition::Definition;
 use crate::identity::Identity;
+use crate::kubelet_proxy::NodeDialer;
 use crate::limits::{Gate, Limits};
-use crate::node::NodeDialer;
-use crate::registry::Registry;
+use crate::resource_registry::Registry;
 use crate::service::InProcess;
-use crate::{admit, collect, crd, metadata};
+use crate::{admit_pods, collect, crd, metadata};
 
 /// The namespaces that exist from the start.
 const FIRST_NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     pub accounts: Accounts,
     pub access: Access,
     pub allocation: Allocation,
+    /// Held while an eviction counts pods and marks one of them as deleted.
+    pub evictions: tokio::sync::Mutex<()>,
     pub gate: Arc<Gate>,
     pub audit: Option<AuditLog>,
     pub metrics: OnceLock<MetricsPage>,
@@ -126,6 +128,7 @@ impl ApiServer {
             clock: config.now,
             shutdown: CancellationToken::new(),
             allocation: Allocation::of(&store),
+            evictions: tokio::sync::Mutex::default(),
             gate: Gate::new(config.limits),
             audit: config.audit.as_ref().map(AuditLog::open).transpose()?,
             metrics: OnceLock::new(),
@@ -340,9 +343,9 @@ impl Inner {
             }
         };
         let account = json!({
-            "kind": "ServiceAccount", "apiVersion": "v1", "metadata": metadata(admit::DEFAULT_ACCOUNT),
+            "kind": "ServiceAccount", "apiVersion": "v1", "metadata": metadata(admit_pods::DEFAULT_ACCOUNT),
         });
-        make("serviceaccounts", admit::DEFAULT_ACCOUNT, account);
+        make("serviceaccounts", admit_pods::DEFAULT_ACCOUNT, account);
         let mut certificate = json!({
             "kind": "ConfigMap",
             "apiVersion": "v1",

@@ -17,12 +17,12 @@ use crate::call::Call;
 use crate::identity::Identity;
 use crate::limits::BodyRefused;
 use crate::query::{Query, decode};
-use crate::registry::Registry;
+use crate::resource_registry::Registry;
 use crate::respond::{self, Representation, ResponseBody};
 use crate::route::{self, ResourcePath, Route};
 use crate::server::{ApiServer, Inner};
 use crate::status::ApiError;
-use crate::{audit, discovery, node, openapi, verbs};
+use crate::{audit, discovery, kubelet_proxy, openapi, verbs};
 
 /// The maximum size of a body, as in kube-apiserver.
 const LARGEST_BODY: usize = 3 << 20;
@@ -299,16 +299,16 @@ where
     if &*target.definition.resource == "pods" && parts.method != Method::OPTIONS {
         match path.subresource {
             Some(stream @ ("attach" | "exec" | "portforward")) => {
-                return node::stream(server, parts, path, stream).await;
+                return kubelet_proxy::stream(server, parts, path, stream).await;
             }
-            Some("log") => return node::log(server, path, &query).await,
-            Some("proxy") => return Err(node::no_proxy()),
+            Some("log") => return kubelet_proxy::log(server, path, &query).await,
+            Some("proxy") => return Err(kubelet_proxy::no_proxy()),
             _ => {}
         }
     }
     if let ("nodes", Some(node), Some("proxy")) = (&*target.definition.resource, path.name, path.subresource)
     {
-        return node::proxy(server, parts, body, node).await;
+        return kubelet_proxy::proxy(server, parts, body, node).await;
     }
     let headers = std::mem::take(&mut parts.headers);
     let is_list = parts.method == Method::GET && path.name.is_none();

@@ -270,6 +270,20 @@ impl ApiError {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).about(details)
     }
 
+    /// Returns the error for an eviction that a disruption budget forbids.
+    pub(crate) fn disruption(cause: &str) -> ApiError {
+        let mut details = Map::new();
+        details.insert("causes".to_owned(), json!([{"reason": "DisruptionBudget", "message": cause}]));
+        let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).about(details)
+    }
+
+    /// Returns the error for the eviction of a pod that several disruption budgets select.
+    pub(crate) fn several_budgets() -> ApiError {
+        let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    }
+
     pub(crate) fn request_timeout(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
     }

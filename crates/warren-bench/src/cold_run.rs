@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use warren_testkit::docker::Docker;
+
 use crate::bundle::{Bundle, bubblewrap};
 use crate::contender::Contender;
-use crate::docker::Docker;
 use crate::home::Home;
 use crate::legacy_cgroups::LegacyCgroups;
 use crate::summary::{Summary, table};
@@ -18,10 +19,13 @@ const WARM_UP_ROUNDS: usize = 3;
 pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
     let bundle = Bundle::create()?;
     let home = Home::start(warren)?;
-    let docker = Docker::start(&bundle.rootfs());
+    let docker = Docker::start().and_then(|docker| {
+        docker.import("bench", &bundle.rootfs())?;
+        Ok(docker)
+    });
     let candidates = [
         Ok(home.cold_run()),
-        docker.as_ref().map(Docker::contender).map_err(|error| anyhow::anyhow!("docker: {error:#}")),
+        docker.as_ref().map(docker_run).map_err(|error| anyhow::anyhow!("docker: {error:#}")),
         LegacyCgroups::where_needed()
             .and_then(|place| Ok(bundle.contender("crun run", "crun")?.place(place))),
         bundle.contender("runc run", "runc"),
@@ -42,6 +46,12 @@ pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
         false => print!("{}", table(&summaries)),
     }
     Ok(())
+}
+
+/// Returns `docker run --rm`, as a user types it.
+fn docker_run(docker: &Docker) -> Contender {
+    Contender::new("docker run --rm", "docker", ["run", "--rm", "bench", "/bin/true"])
+        .environment("DOCKER_HOST", docker.host())
 }
 
 fn warm_up(contender: &Contender) -> anyhow::Result<()> {

@@ -12,7 +12,6 @@ mod cold_run;
 mod connection;
 mod contender;
 mod definitions;
-mod docker;
 mod home;
 mod legacy_cgroups;
 mod node;

@@ -127,10 +127,34 @@ pub trait Files {
     fn search(&self, search: &Search<'_>) -> impl Future<Output = Result<Vec<Match>, String>> + Send;
 }
 
+/// Runs commands in a sandbox, for [`ByExec`].
+pub trait Runner {
+    /// Runs a command to its end and keeps its outputs. Dropping the future ends the command.
+    fn run_and_keep(
+        &self,
+        command: Vec<String>,
+        stdin: Option<&[u8]>,
+        stdout: &mut Bounded,
+        stderr: &mut Bounded,
+    ) -> impl Future<Output = Result<i32, String>> + Send;
+}
+
+impl Runner for Place {
+    async fn run_and_keep(
+        &self,
+        command: Vec<String>,
+        stdin: Option<&[u8]>,
+        stdout: &mut Bounded,
+        stderr: &mut Bounded,
+    ) -> Result<i32, String> {
+        self.run(command, stdin, stdout, stderr).await.map_err(|error| chain(&error))
+    }
+}
+
 /// [`Files`] by commands in the sandbox.
-pub struct ByExec {
+pub struct ByExec<R = Place> {
     /// The sandbox.
-    pub place: Place,
+    pub place: R,
     /// The longest time that each command may take.
     pub timeout: Duration,
 }
@@ -174,7 +198,7 @@ if printf x | grep -q --null x 2>/dev/null; then null=--null; fi
 find "$1" -type f -name "$2" -exec grep -HnI $null "$3" -e "$4" {} +
 "#;
 
-impl ByExec {
+impl<R: Runner + Sync> ByExec<R> {
     async fn run(
         &self,
         script: &str,
@@ -183,13 +207,15 @@ impl ByExec {
     ) -> Result<(i32, Vec<u8>, String), String> {
         let words = ["sh", "-c", script, "sh"].into_iter().chain(words.iter().copied());
         let (mut stdout, mut stderr) = (Bounded::new(MOST_PRINTED), Bounded::new(16 << 10));
-        let ran = self.place.run(words.map(str::to_owned).collect(), stdin, &mut stdout, &mut stderr);
-        let code = match tokio::time::timeout(self.timeout, ran).await {
-            Ok(Ok(code)) => code,
-            Ok(Err(ExecError::Output { .. })) => {
+        let words = words.map(str::to_owned).collect();
+        let ran = self.place.run_and_keep(words, stdin, &mut stdout, &mut stderr);
+        let ran = tokio::time::timeout(self.timeout, ran).await;
+        let code = match ran {
+            Ok(_) if stdout.full || stderr.full => {
                 return Err(format!("more than {MOST_PRINTED} bytes to show; name a smaller part"));
             }
-            Ok(Err(error)) => return Err(chain(&error)),
+            Ok(Ok(code)) => code,
+            Ok(Err(error)) => return Err(error),
             Err(_) => return Err(format!("`timeout`: not done within {} s", self.timeout.as_secs())),
         };
         let mut said = String::from_utf8_lossy(&stderr.bytes).trim().to_owned();
@@ -200,7 +226,7 @@ impl ByExec {
     }
 }
 
-impl Files for ByExec {
+impl<R: Runner + Sync> Files for ByExec<R> {
     async fn read(&self, path: &str, offset: u64, most: u64) -> Result<Part, String> {
         let words = [path, &(offset + 1).to_string(), &most.to_string()];
         let (code, mut bytes, said) = self.run(READ, &words, None).await?;
@@ -326,20 +352,22 @@ fn matches(bytes: &[u8]) -> Vec<Match> {
 
 /// Collects bytes up to a limit, and fails beyond it.
 #[derive(Debug)]
-struct Bounded {
+pub struct Bounded {
     bytes: Vec<u8>,
     limit: usize,
+    full: bool,
 }
 
 impl Bounded {
     fn new(limit: usize) -> Self {
-        Self { bytes: Vec::new(), limit }
+        Self { bytes: Vec::new(), limit, full: false }
     }
 }
 
 impl AsyncWrite for Bounded {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.bytes.len() + bytes.len() > self.limit {
+            self.full = true;
             return Poll::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
         self.bytes.extend_from_slice(bytes);

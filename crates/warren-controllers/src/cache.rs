@@ -123,10 +123,10 @@ struct State<K> {
     bereft: HashSet<ObjectKey>,
     /// Tombstones: objects that the server has confirmed as deleted before the watch did. Older
     /// states of them are ignored.
-    forgotten: HashMap<ObjectKey, Forgotten>,
+    tombstones: HashMap<ObjectKey, Tombstone>,
 }
 
-struct Forgotten {
+struct Tombstone {
     uid: String,
     /// The last version that was seen. An older one belongs to another object of that name.
     version: u64,
@@ -158,7 +158,7 @@ where
                 listing_horizon: 0,
                 doubts: HashMap::new(),
                 bereft: HashSet::new(),
-                forgotten: HashMap::new(),
+                tombstones: HashMap::new(),
             }),
             order: Mutex::new(()),
             listener: OnceLock::new(),
@@ -266,7 +266,7 @@ where
         {
             let state = self.read();
             let is_old = version <= state.horizon && self.is_watched(object.meta());
-            if is_old || state.is_forgotten(&key, object.meta()) {
+            if is_old || state.has_tombstone(&key, object.meta()) {
                 return;
             }
         }
@@ -290,7 +290,7 @@ where
                 return;
             };
             let version = object::version(present.meta()).unwrap_or_default();
-            state.forgotten.insert(key.clone(), Forgotten { version, uid: uid.to_owned() });
+            state.tombstones.insert(key.clone(), Tombstone { version, uid: uid.to_owned() });
         }
         self.take(key);
     }
@@ -309,7 +309,7 @@ where
 
     /// Records that a child of an object is gone. The owner may have been deleted first, which the
     /// watch has not shown yet.
-    pub fn bereave(&self, key: &ObjectKey) {
+    pub fn mark_child_lost(&self, key: &ObjectKey) {
         let mut state = self.write();
         if state.objects.contains_key(key) {
             state.bereft.insert(key.clone());
@@ -419,7 +419,7 @@ where
             // The watch continues after the list, so older tombstones are needed only for objects
             // that are in the list.
             let horizon = state.horizon;
-            state.forgotten.retain(|key, gone| gone.version > horizon || listing.contains(key));
+            state.tombstones.retain(|key, gone| gone.version > horizon || listing.contains(key));
             (gone, doubted)
         };
         gone.sort();
@@ -449,10 +449,10 @@ where
         let key = key_of(&*object);
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
-            if state.is_forgotten(&key, object.meta()) {
+            if state.has_tombstone(&key, object.meta()) {
                 return;
             }
-            state.forgotten.remove(&key);
+            state.tombstones.remove(&key);
             if state.version(&key).is_none_or(|present| present <= version) {
                 state.doubts.remove(&key);
             }
@@ -468,9 +468,9 @@ where
         if let Some(version) = object::version(last) {
             let mut state = self.write();
             state.horizon = state.horizon.max(version);
-            let settled = |gone: &Forgotten| Some(&gone.uid) == last.uid.as_ref() || gone.version < version;
-            if state.forgotten.get(&key).is_some_and(settled) {
-                state.forgotten.remove(&key);
+            let settled = |gone: &Tombstone| Some(&gone.uid) == last.uid.as_ref() || gone.version < version;
+            if state.tombstones.get(&key).is_some_and(settled) {
+                state.tombstones.remove(&key);
             }
             // The loss of the label arrives as a deletion with the version of the object without
             // it. A real deletion has a newer version.
@@ -563,8 +563,8 @@ impl<K: Resource<DynamicType = ()>> State<K> {
         self.objects.get(key).and_then(|object| object::version(object.meta()))
     }
 
-    fn is_forgotten(&self, key: &ObjectKey, metadata: &ObjectMeta) -> bool {
-        self.forgotten.get(key).is_some_and(|gone| {
+    fn has_tombstone(&self, key: &ObjectKey, metadata: &ObjectMeta) -> bool {
+        self.tombstones.get(key).is_some_and(|gone| {
             Some(&gone.uid) == metadata.uid.as_ref()
                 || object::version(metadata).is_some_and(|version| version <= gone.version)
         })

@@ -13,7 +13,7 @@ use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPo
 use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up, is_over};
 use warren_decide::ownership;
 use warren_decide::pool::Strategy;
-use warren_decide::staleness::Yardstick;
+use warren_decide::staleness::TemplateComparison;
 use warren_decide::step::{Action, Failure, FailureKind, Stage, Step};
 use warren_decide::template::policy_name;
 use warren_decide::warm_queue::{PoolKey, Taken, WarmQueue, claimable_in};
@@ -28,14 +28,14 @@ pub(crate) const MANAGER: &str = "sandboxclaim-controller";
 
 /// The most rounds of one reconcile. An ordinary warm claim takes four; the rest is for conflicts
 /// with others.
-const LOOKS: usize = 12;
+const ATTEMPTS: usize = 12;
 
 pub(crate) struct ClaimController {
     pub(crate) cluster: Cluster,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Settings,
     telemetry: Telemetry,
-    waiting_room: Mutex<WaitingRoom>,
+    warm_queues: Mutex<WarmQueues>,
     first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
     /// The server's refusal of a claim as invalid, with the state of the claim and its template at
     /// that time.
@@ -62,12 +62,12 @@ impl Basis {
 
 /// Sandboxes that wait for claims, and claims that wait for sandboxes.
 #[derive(Default)]
-struct WaitingRoom {
+struct WarmQueues {
     sandboxes: WarmQueue,
     claims: HashMap<PoolKey, BTreeSet<ObjectKey>>,
 }
 
-impl WaitingRoom {
+impl WarmQueues {
     /// Removes a deleted claim from those that wait.
     fn forget(&mut self, pool: &PoolKey, claim: &ObjectKey) {
         if let Some(claims) = self.claims.get_mut(pool) {
@@ -81,15 +81,15 @@ impl WaitingRoom {
 
 /// Returns an offered sandbox to the queue when the reconcile ends in any way. An adopted one has
 /// left the queue.
-struct SetAside<'a> {
+struct Reservation<'a> {
     controller: &'a ClaimController,
     pool: PoolKey,
     name: String,
 }
 
-impl Drop for SetAside<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.controller.waiting_room().sandboxes.release(&self.pool, &self.name);
+        self.controller.warm_queues().sandboxes.release(&self.pool, &self.name);
     }
 }
 
@@ -111,7 +111,7 @@ impl ClaimController {
             recorder,
             settings,
             telemetry,
-            waiting_room: Mutex::default(),
+            warm_queues: Mutex::default(),
             first_seen: Mutex::default(),
             refused: Mutex::default(),
         }
@@ -119,14 +119,14 @@ impl ClaimController {
 
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
-        let mut set_aside = None;
+        let mut reservation = None;
         let (mut confirmed_gone, mut confirmed) = (Answers::new(), Answers::new());
-        let mut surprises: Vec<Failure> = Vec::new();
-        for look in 0..LOOKS {
-            let Some(mut world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else {
+        let mut conflicts: Vec<Failure> = Vec::new();
+        for attempt in 0..ATTEMPTS {
+            let Some(mut world) = self.observe(&key, &offer, &confirmed_gone, &confirmed) else {
                 return Outcome::Gone;
             };
-            if look > 0 {
+            if attempt > 0 {
                 world.legacy_policy = None;
             }
             let plan = decide(&world, &self.settings, self.cluster.now());
@@ -159,7 +159,7 @@ impl ClaimController {
                 if !matches!(offer, Offer::Sandbox(_)) {
                     offer = Offer::NotAsked;
                 }
-                surprises = failures;
+                conflicts = failures;
                 continue;
             }
             if let Some(provision) = provision {
@@ -174,7 +174,7 @@ impl ClaimController {
                     if let Offer::Sandbox(sandbox) = &offer {
                         let pool = pool_key(&world.claim);
                         let name = sandbox.metadata.name.clone().unwrap_or_default();
-                        set_aside = Some(SetAside { controller: self, pool, name });
+                        reservation = Some(Reservation { controller: self, pool, name });
                     }
                 }
                 Next::Confirm(name) => match self.cluster.read_sandbox(&key.namespace, &name).await {
@@ -201,12 +201,14 @@ impl ClaimController {
                 Next::Settled { .. } => {}
             }
         }
-        drop(set_aside);
-        let Some(world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else { return Outcome::Gone };
-        if surprises.is_empty() {
-            surprises.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
+        drop(reservation);
+        let Some(world) = self.observe(&key, &offer, &confirmed_gone, &confirmed) else {
+            return Outcome::Gone;
+        };
+        if conflicts.is_empty() {
+            conflicts.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
         }
-        self.give_up(&key, &world, &surprises).await
+        self.give_up(&key, &world, &conflicts).await
     }
 
     fn settle(
@@ -272,11 +274,11 @@ impl ClaimController {
             // Without a template, outdated members cannot be recognised.
             return Offer::Empty;
         }
-        let yardstick = world.template.as_deref().filter(|_| recreate).map(Yardstick::new);
+        let comparison = world.template.as_deref().filter(|_| recreate).map(TemplateComparison::new);
         let hash = NameHash::of(&pool.name).to_string();
         let mut found = None;
-        let mut room = self.waiting_room();
-        let taken = room.sandboxes.take(&pool, |name| {
+        let mut queues = self.warm_queues();
+        let taken = queues.sandboxes.take(&pool, |name| {
             let sandbox = self
                 .cluster
                 .sandboxes
@@ -285,7 +287,7 @@ impl ClaimController {
                 claimable_in(sandbox).as_ref() == Some(&pool)
                     && ownership::label(&sandbox.metadata, labels::WARM_POOL_SANDBOX) == Some(&hash)
                     && !self.is_promised_to_another(key, name)
-                    && !yardstick.as_ref().is_some_and(|yardstick| yardstick.is_stale(sandbox))
+                    && !comparison.as_ref().is_some_and(|comparison| comparison.is_stale(sandbox))
             });
             found.is_some()
         });
@@ -293,7 +295,7 @@ impl ClaimController {
             Taken::Sandbox(_) => found.map_or(Offer::Empty, Offer::Sandbox),
             Taken::Empty => Offer::Empty,
             Taken::Pending => {
-                room.claims.entry(pool).or_default().insert(key.clone());
+                queues.claims.entry(pool).or_default().insert(key.clone());
                 Offer::Pending
             }
         }
@@ -312,11 +314,11 @@ impl ClaimController {
     /// Withdraws a sandbox that can no longer be parsed: its last known state must not be offered.
     pub(crate) fn withdraw(&self, key: &ObjectKey) {
         if let Some(pool) = self.cluster.sandboxes.get(key).and_then(|known| claimable_in(&known)) {
-            self.waiting_room().sandboxes.remove(&pool, &key.name);
+            self.warm_queues().sandboxes.remove(&pool, &key.name);
         }
     }
 
-    fn look(
+    fn observe(
         &self,
         key: &ObjectKey,
         offer: &Offer,
@@ -381,7 +383,7 @@ impl ClaimController {
                 self.first_seen_map().remove(change.key);
                 self.refused().remove(change.key);
                 if let Some(claim) = change.before {
-                    self.waiting_room().forget(&pool_key(claim), change.key);
+                    self.warm_queues().forget(&pool_key(claim), change.key);
                 }
             }
             Some(claim) => {
@@ -405,8 +407,8 @@ impl ClaimController {
         let (before, after) =
             (change.before.map(|sandbox| &**sandbox), change.after.map(|sandbox| &**sandbox));
         let woken = {
-            let mut room = self.waiting_room();
-            room.sandboxes.observe(before, after).and_then(|pool| room.claims.remove(&pool))
+            let mut queues = self.warm_queues();
+            queues.sandboxes.observe(before, after).and_then(|pool| queues.claims.remove(&pool))
         };
         woken.into_iter().flatten().for_each(|claim| queue.add(claim));
         if matters_to_claim(before, after) {
@@ -423,7 +425,7 @@ impl ClaimController {
 
     /// Records whether a node's sandboxes may be handed out.
     pub(crate) fn observe_node(&self, node: &str, is_fit: bool) {
-        self.waiting_room().sandboxes.observe_node(node, is_fit);
+        self.warm_queues().sandboxes.observe_node(node, is_fit);
     }
 
     /// Records a change of a pool: claims without a sandbox may now get one.
@@ -434,9 +436,9 @@ impl ClaimController {
         }
         if change.after.is_none() {
             let key = PoolKey { namespace: change.key.namespace.clone(), name: change.key.name.clone() };
-            let mut room = self.waiting_room();
-            room.sandboxes.drop_pool(&key);
-            room.claims.remove(&key);
+            let mut queues = self.warm_queues();
+            queues.sandboxes.drop_pool(&key);
+            queues.claims.remove(&key);
         }
         self.wake_claims_of(queue, &change.key.namespace, &change.key.name, true);
     }
@@ -474,8 +476,8 @@ impl ClaimController {
         }
     }
 
-    fn waiting_room(&self) -> MutexGuard<'_, WaitingRoom> {
-        self.waiting_room.lock().unwrap_or_else(PoisonError::into_inner)
+    fn warm_queues(&self) -> MutexGuard<'_, WarmQueues> {
+        self.warm_queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refused(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Basis, String)>> {

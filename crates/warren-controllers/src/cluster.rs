@@ -18,17 +18,17 @@ use warren_decide::step::{Action, Failure, FailureKind, Kind, Stage, Step};
 
 use crate::cache::{Cache, DOUBT, Index, key_of};
 use crate::clock::Clock;
-use crate::courtesy::Courtesy;
 use crate::object::{Any, KINDS, Typed, with_object, with_type};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::server::{Refusal, Server};
+use crate::write_limiter::WriteLimiter;
 
 /// The caches of all kinds, the server to write to, and the clock.
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) server: Arc<dyn Server>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) courtesy: Arc<Courtesy>,
+    pub(crate) write_limiter: Arc<WriteLimiter>,
     pub(crate) sandboxes: Arc<Cache<Sandbox>>,
     pub(crate) pods: Arc<Cache<Pod>>,
     pub(crate) services: Arc<Cache<Service>>,
@@ -74,7 +74,7 @@ impl Cluster {
         }
         Self {
             server,
-            courtesy: Arc::new(Courtesy::new(clock.clone())),
+            write_limiter: Arc::new(WriteLimiter::new(clock.clone())),
             clock,
             sandboxes: cache(doubts),
             pods: cache(doubts),
@@ -174,7 +174,7 @@ impl Cluster {
             if batch.is_empty() {
                 return undone;
             }
-            size = (size * 2).min(self.courtesy.most());
+            size = (size * 2).min(self.write_limiter.limit());
             let tried = batch.into_iter().map(|step| async move {
                 let result = self.act(namespace, manager, &step.action).await;
                 (step, result)
@@ -209,20 +209,20 @@ impl Cluster {
     /// Records that an object is gone. Its owner may have been deleted first, which the cache has
     /// not shown yet. Making the child again would then briefly revive something that a user has
     /// ended.
-    pub(crate) fn bereave_owner(&self, gone: &ObjectMeta) {
+    pub(crate) fn mark_owner_of(&self, gone: &ObjectMeta) {
         let Some(owner) = ownership::controller(gone) else { return };
         let namespace = gone.namespace.clone().unwrap_or_default();
         let key = ObjectKey { namespace, name: owner.name.clone() };
         if ownership::is_kind::<Sandbox>(owner) {
-            self.sandboxes.bereave(&key);
+            self.sandboxes.mark_child_lost(&key);
         } else if ownership::is_kind::<SandboxClaim>(owner) {
-            self.claims.bereave(&key);
+            self.claims.mark_child_lost(&key);
         } else if ownership::is_kind::<SandboxWarmPool>(owner) {
-            self.pools.bereave(&key);
+            self.pools.mark_child_lost(&key);
         } else if ownership::is_kind::<SandboxTemplate>(owner) {
-            self.templates.bereave(&key);
+            self.templates.mark_child_lost(&key);
         } else if ownership::is_kind::<AgentTask>(owner) {
-            self.tasks.bereave(&key);
+            self.tasks.mark_child_lost(&key);
         }
     }
 
@@ -236,7 +236,7 @@ impl Cluster {
         }
         let answer = self.is_unchanged(owner, "which may be gone").await;
         if answer.is_err() {
-            cache.bereave(&key);
+            cache.mark_child_lost(&key);
         }
         answer
     }
@@ -308,7 +308,7 @@ impl Cluster {
         let answer = self.server.write(namespace, manager, action).await;
         // A refusal is fast on every server, and would make successful writes seem slow.
         if let (Action::MergeStatus { .. }, Ok(_)) = (action, &answer) {
-            self.courtesy.observe(self.uptime().saturating_sub(began));
+            self.write_limiter.observe(self.uptime().saturating_sub(began));
         }
         let refusal = match answer {
             // The answer to a deletion is the dying object, or nothing if it is gone at once. The

@@ -24,7 +24,6 @@ use crate::claim::ClaimController;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::courtesy::Turn;
 use crate::events::Recorder;
 use crate::pool::{self, PoolController};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
@@ -34,15 +33,16 @@ use crate::task::{self, TaskController};
 use crate::telemetry::Telemetry;
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
+use crate::write_limiter::Permit;
 
 /// The delay of a newly claimed, ready sandbox's next reconcile, so that the claim is served first.
 /// That reconcile only writes informational fields: the claim's labels on the pod, and the status's
 /// generation.
-const GIVE_WAY: Duration = Duration::from_millis(100);
+const DEFER: Duration = Duration::from_millis(100);
 /// The repeated delay while other claims wait to be served.
-const GIVE_WAY_AGAIN: Duration = Duration::from_millis(500);
+const DEFER_AGAIN: Duration = Duration::from_millis(500);
 /// The longest total delay. Before its reconcile, an autoscaler may take the pod for an unused one.
-const LONGEST_WAY: Duration = Duration::from_secs(5);
+const MAX_DEFERRAL: Duration = Duration::from_secs(5);
 
 /// The controllers, driven from outside.
 pub struct Engine {
@@ -174,8 +174,8 @@ impl Engine {
     /// harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
-            Controller::Sandbox => match self.gives_way(controller, &key) {
-                Some(way) => Outcome::NotNow(way),
+            Controller::Sandbox => match self.deferred_for(controller, &key) {
+                Some(delay) => Outcome::NotNow(delay),
                 None => {
                     self.handed_over().remove(&key);
                     self.sandboxes.reconcile(key).await
@@ -183,7 +183,7 @@ impl Engine {
             },
             Controller::Claim => {
                 if self.cluster.claims.get(&key).is_some_and(|claim| is_waiting(&claim)) {
-                    self.cluster.courtesy.claim_comes();
+                    self.cluster.write_limiter.note_claim();
                 }
                 let _span = self.telemetry.claim_span(&self.cluster, &key).await;
                 self.claims.reconcile(key).await
@@ -199,8 +199,8 @@ impl Engine {
 
     /// Returns true if no user waits for a reconcile: for sandboxes in pools, and for a while for
     /// those that a claim has just adopted.
-    pub(crate) fn is_for_later(&self, controller: Controller, key: &ObjectKey) -> bool {
-        let has_waited = |since| self.cluster.uptime().saturating_sub(since) >= LONGEST_WAY;
+    pub(crate) fn is_deferrable(&self, controller: Controller, key: &ObjectKey) -> bool {
+        let has_waited = |since| self.cluster.uptime().saturating_sub(since) >= MAX_DEFERRAL;
         controller == Controller::Sandbox
             && (self.handed_over().get(key).is_some_and(|since| !has_waited(*since))
                 || self
@@ -210,27 +210,27 @@ impl Engine {
                     .is_some_and(|sandbox| ownership::is_pooled(&sandbox.metadata)))
     }
 
-    /// Takes a turn for a sandbox beside the claims. If there is none, the sandbox is queued again
-    /// when there is.
-    pub(crate) fn turn(&self, key: &ObjectKey) -> Option<Turn<'_>> {
-        self.cluster.courtesy.turn(key, &self.queues.sandboxes)
+    /// Acquires a permit for a sandbox beside the claims. If there is none, the sandbox is queued
+    /// again when there is.
+    pub(crate) fn try_acquire(&self, key: &ObjectKey) -> Option<Permit<'_>> {
+        self.cluster.write_limiter.try_acquire(key, &self.queues.sandboxes)
     }
 
     /// Returns how long this sandbox is still delayed in favour of claims; `None` if it is due, as
     /// all other keys are.
-    pub(crate) fn gives_way(&self, controller: Controller, key: &ObjectKey) -> Option<Duration> {
+    pub(crate) fn deferred_for(&self, controller: Controller, key: &ObjectKey) -> Option<Duration> {
         if controller != Controller::Sandbox {
             return None;
         }
         let since = *self.handed_over().get(key)?;
         let waited = self.cluster.uptime().saturating_sub(since);
-        let rest = GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero());
-        rest.or_else(|| (waited < LONGEST_WAY && self.claims_wait()).then_some(GIVE_WAY_AGAIN))
+        let rest = DEFER.checked_sub(waited).filter(|rest| !rest.is_zero());
+        rest.or_else(|| (waited < MAX_DEFERRAL && self.claims_wait()).then_some(DEFER_AGAIN))
     }
 
     /// Returns true if claims wait for a worker or for the server.
     fn claims_wait(&self) -> bool {
-        self.queues.claims.is_busy() || self.cluster.courtesy.is_crowded()
+        self.queues.claims.is_busy() || self.cluster.write_limiter.is_saturated()
     }
 
     /// Locks the map. A panic elsewhere leaves it valid: every change of it is one insertion or
@@ -341,10 +341,10 @@ impl Engine {
     where
         K: Resource<DynamicType = ()> + Send + Sync + 'static,
     {
-        let [bereaved, listening] = [Arc::downgrade(self), Arc::downgrade(self)];
+        let [owner_marker, listening] = [Arc::downgrade(self), Arc::downgrade(self)];
         let ending = move |gone: &K| {
-            if let Some(engine) = bereaved.upgrade() {
-                engine.cluster.bereave_owner(gone.meta());
+            if let Some(engine) = owner_marker.upgrade() {
+                engine.cluster.mark_owner_of(gone.meta());
             }
         };
         cache.listen(ending, move |change| {

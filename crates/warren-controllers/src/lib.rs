@@ -14,7 +14,6 @@ pub mod clock;
 pub mod cluster;
 mod config;
 mod connect;
-mod courtesy;
 mod endpoint;
 pub mod engine;
 mod events;
@@ -40,6 +39,7 @@ mod template;
 mod trim;
 mod wake;
 mod watch;
+mod write_limiter;
 
 pub use config::Config;
 pub use connect::{ConnectError, Connection, connect};

@@ -61,9 +61,9 @@ impl PoolController {
                 return Outcome::Retry;
             }
             let mut memories = self.memories();
-            let Some(world) = self.look(&key) else {
+            let Some(world) = self.observe(&key) else {
                 memories.remove(&key);
-                self.cluster.courtesy.note_missing(&key, 0.0);
+                self.cluster.write_limiter.note_missing(&key, 0.0);
                 return Outcome::Gone;
             };
             if !self.cluster.pools.is_bereft(&key) {
@@ -74,7 +74,7 @@ impl PoolController {
         };
         // If refilling does not wait for a pause in claims, it must not fall behind them either.
         if self.settings.replenish_delay.is_zero() {
-            self.cluster.courtesy.note_missing(&key, plan.missing);
+            self.cluster.write_limiter.note_missing(&key, plan.missing);
         }
         let mut notes = plan.notes;
         let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();
@@ -113,7 +113,7 @@ impl PoolController {
     /// Returns the settings, with fewer starting members if there is little room beside claims:
     /// members that wait for a pod would only slow down claims that find the pool empty.
     fn settings_now(&self) -> Settings {
-        let room = self.cluster.courtesy.most().saturating_mul(STARTS);
+        let room = self.cluster.write_limiter.limit().saturating_mul(STARTS);
         let max_starting =
             self.settings.max_starting.into_iter().chain((room < usize::MAX).then_some(room)).min();
         Settings { max_starting, ..self.settings.clone() }
@@ -164,7 +164,7 @@ impl PoolController {
         undone.into_iter().next().map(|(_, failure)| failure)
     }
 
-    fn look(&self, key: &ObjectKey) -> Option<World> {
+    fn observe(&self, key: &ObjectKey) -> Option<World> {
         let pool = self.cluster.pools.get(key)?;
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
         let template = self.cluster.templates.get(&in_namespace(&pool.spec.sandbox_template_ref.name));

@@ -22,7 +22,7 @@ const MANAGER: &str = "sandbox-controller";
 
 /// The most rounds of writes in one reconcile. One try and one conflict (another object of the
 /// name, a stale cache) are ordinary; more are left to another reconcile.
-const LOOKS: usize = 3;
+const ATTEMPTS: usize = 3;
 
 /// The repeated delay of a status that changes only its generation, while claims leave little room.
 const POSTPONED: Duration = Duration::from_secs(1);
@@ -43,24 +43,24 @@ impl SandboxController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut deleted = HashSet::new();
         let mut failed: Vec<Failure> = Vec::new();
-        let mut looks = 0;
+        let mut attempts = 0;
         let mut spans = self.begin_spans(&key).await;
         // The status must be about the same observation as the decision, so this repeats until a
         // decision contains no new steps.
         let (world, failures) = loop {
-            let Some(world) = self.look(&key) else {
+            let Some(world) = self.observe(&key) else {
                 self.is_postponed(&key, false);
                 return Outcome::Gone;
             };
             let mut plan = decide(&world, self.cluster.now());
             // A completed deletion may not have reached the cache yet.
             plan.steps.retain(|step| deletion(step).is_none_or(|uid| !deleted.contains(uid)));
-            let surprised = !failed.is_empty() && failed.iter().all(is_surprise);
+            let conflicted = !failed.is_empty() && failed.iter().all(is_surprise);
             if plan.steps.is_empty() {
                 // All conflicts are resolved.
                 failed.retain(|failure| !is_surprise(failure));
             }
-            if plan.steps.is_empty() || looks == LOOKS || !(failed.is_empty() || surprised) {
+            if plan.steps.is_empty() || attempts == ATTEMPTS || !(failed.is_empty() || conflicted) {
                 plan.problems.append(&mut failed);
                 break (world, plan.problems);
             }
@@ -74,7 +74,7 @@ impl SandboxController {
             }
             deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));
             failed = spans.apply(&self.cluster, &key.namespace, MANAGER, plan.steps).await;
-            looks += 1;
+            attempts += 1;
         };
         spans.observe(&world);
         let conclusion = conclude(&world, &failures, &self.settings, self.cluster.now());
@@ -100,7 +100,7 @@ impl SandboxController {
     fn is_postponed(&self, key: &ObjectKey, can_wait: bool) -> bool {
         // A panic elsewhere leaves the map valid: every change of it is one insertion or removal.
         let mut postponed = self.postponed.lock().unwrap_or_else(PoisonError::into_inner);
-        if can_wait && self.cluster.courtesy.is_crowded() {
+        if can_wait && self.cluster.write_limiter.is_saturated() {
             let uptime = self.cluster.uptime();
             let since = *postponed.entry(key.clone()).or_insert(uptime);
             if uptime.saturating_sub(since) < LONGEST_POSTPONED {
@@ -116,14 +116,14 @@ impl SandboxController {
         if !self.tracer.is_on() {
             return SandboxSpans::default();
         }
-        let Some(world) = self.look(key) else { return SandboxSpans::default() };
+        let Some(world) = self.observe(key) else { return SandboxSpans::default() };
         let spans = SandboxSpans::begin(&self.tracer, &world);
         telemetry::stamp(&self.cluster, &key.namespace, MANAGER, spans.stamp(&world)).await;
         spans
     }
 
     /// Returns the cached state of a sandbox and its children; `None` once it is gone.
-    fn look(&self, key: &ObjectKey) -> Option<World> {
+    fn observe(&self, key: &ObjectKey) -> Option<World> {
         let sandbox = self.cluster.sandboxes.get(key)?;
         let uid = sandbox.metadata.uid.clone().unwrap_or_default();
         let mut pods = self.cluster.pods.find(&Index::Controller(key.namespace.clone(), uid));

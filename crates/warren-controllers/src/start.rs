@@ -15,7 +15,6 @@ use warren_api::labels;
 use crate::cache::Cache;
 use crate::clock::SystemClock;
 use crate::config::Config;
-use crate::courtesy::LONGEST_WAIT;
 use crate::engine::{Controller, Engine};
 use crate::kube_server::KubeServer;
 use crate::nodes;
@@ -24,6 +23,7 @@ use crate::queue::Outcome;
 use crate::set_clock;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
+use crate::write_limiter::LONGEST_WAIT;
 
 /// Objects per page of a list. A page is read completely before it is trimmed, and that memory is
 /// not returned.
@@ -182,13 +182,13 @@ impl Controllers {
                 let (engine, passes) = (engine.clone(), passes.clone());
                 async move {
                     // A delayed key has not begun a reconcile, so there is nothing to measure.
-                    if let Some(way) = engine.gives_way(controller, &key) {
-                        return Outcome::NotNow(way);
+                    if let Some(delay) = engine.deferred_for(controller, &key) {
+                        return Outcome::NotNow(delay);
                     }
-                    let _turn = match engine.is_for_later(controller, &key) {
-                        true => match engine.turn(&key) {
+                    let _permit = match engine.is_deferrable(controller, &key) {
+                        true => match engine.try_acquire(&key) {
                             None => return Outcome::NotNow(LONGEST_WAIT),
-                            turn => turn,
+                            permit => permit,
                         },
                         false => None,
                     };

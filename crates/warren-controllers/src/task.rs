@@ -20,7 +20,7 @@ const MANAGER: &str = "agenttask-controller";
 
 /// The most times that one pass looks. An attempt that failed takes the most: its sandbox, its pod
 /// its pool and its template may have to be asked for, and the next sandbox may be there already.
-const LOOKS: usize = 7;
+const ATTEMPTS: usize = 7;
 
 /// Reconciles tasks.
 pub(crate) struct TaskController {
@@ -37,8 +37,8 @@ impl TaskController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut confirmed = BTreeSet::new();
         let mut refused = None;
-        for _ in 0..LOOKS {
-            let Some(world) = self.look(&key, &confirmed, refused.clone()) else { return Outcome::Gone };
+        for _ in 0..ATTEMPTS {
+            let Some(world) = self.observe(&key, &confirmed, refused.clone()) else { return Outcome::Gone };
             let plan = decide(&world, self.cluster.now());
             if !plan.ask.is_empty() {
                 for (kind, name) in plan.ask {
@@ -86,7 +86,7 @@ impl TaskController {
     }
 
     /// Returns the state of a task in the caches, or nothing once the task is gone.
-    fn look(
+    fn observe(
         &self,
         key: &ObjectKey,
         confirmed: &BTreeSet<(Kind, String)>,
@@ -148,9 +148,11 @@ pub(crate) fn wake_by_claim(queue: &WorkQueue, sides: Sides<'_>) {
     sides.owners(ownership::is_kind::<AgentTask>).for_each(|owner| queue.add(owner));
 }
 
-/// Wakes the task of a changed pod. The sandbox between them may be gone already, so the pod itself says whose it is.
+/// Wakes the task of a changed pod. The sandbox between them may be gone already, so the pod itself
+/// says whose it is.
 pub(crate) fn wake_by_pod(cluster: &Cluster, queue: &WorkQueue, change: &Change<'_, Pod>) {
-    // A pod of a pool has no task yet. It can be given one as soon as it runs, which may be seen after its claim.
+    // A pod of a pool has no task yet. It can be given one as soon as it runs, which may be seen
+    // after its claim.
     let runs =
         |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Running"));
     if change.after.is_some_and(|pod| runs(pod)) && !change.before.is_some_and(|pod| runs(pod)) {

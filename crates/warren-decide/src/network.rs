@@ -15,7 +15,7 @@ pub mod policy;
 mod range;
 
 pub use address::{Block, BlockError, Kind, kind};
-pub use allow_list::{AllowList, AllowListError, DEFAULT_HOSTS, DEFAULT_PORTS, Denial, PortRange};
+pub use allow_list::{AllowList, AllowListError, Denial, PortRange};
 pub use mode::{Mode, UnknownMode, proxy_environment};
 pub use names::{CLUSTER_DOMAIN, Name, parse as parse_name};
 pub use range::{PREFIX, choose};

@@ -40,7 +40,7 @@ impl Hashes {
 
 /// A template in the form that its sandboxes should have: computed once, compared with many.
 #[derive(Debug)]
-pub struct Yardstick<'a> {
+pub struct TemplateComparison<'a> {
     template: &'a SandboxTemplate,
     hashes: Hashes,
     /// The pod as it is made now, and as it would be if the template had network rules and has
@@ -57,7 +57,7 @@ struct Pods {
     with_other_network: bool,
 }
 
-impl<'a> Yardstick<'a> {
+impl<'a> TemplateComparison<'a> {
     /// Prepares a template for comparisons.
     #[must_use]
     pub fn new(template: &'a SandboxTemplate) -> Self {
@@ -134,7 +134,7 @@ mod tests {
     use serde_json::{Value, json};
     use warren_api::{Sandbox, SandboxTemplate};
 
-    use super::{Hashes, Yardstick};
+    use super::{Hashes, TemplateComparison};
 
     fn template(spec: Value) -> SandboxTemplate {
         let mut base = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "a"}]}}});
@@ -168,7 +168,7 @@ mod tests {
         let old = template(json!({"volumeClaimTemplates": [volume("a", json!({})), volume("b", json!({}))]}));
         let stale = |spec: Value| {
             let new = template(spec);
-            Yardstick::new(&new).is_stale(&member(&old))
+            TemplateComparison::new(&new).is_stale(&member(&old))
         };
         let volumes = json!([volume("a", json!({})), volume("b", json!({}))]);
         assert!(!stale(json!({"volumeClaimTemplates": volumes})));
@@ -194,7 +194,7 @@ mod tests {
             {"name": "main", "image": "a", "resources": {}, "env": []}]}}})));
         let mut renamed = old.clone();
         renamed.metadata.name = Some("other".to_owned());
-        assert!(Yardstick::new(&renamed).is_stale(&member(&old)));
+        assert!(TemplateComparison::new(&renamed).is_stale(&member(&old)));
     }
 
     #[test]
@@ -203,16 +203,16 @@ mod tests {
         let new = template(json!({"service": true}));
         let mut forged = member(&old);
         forged.metadata.labels = member(&new).metadata.labels;
-        assert!(!Yardstick::new(&new).is_stale(&forged));
-        assert!(Yardstick::new(&new).is_stale_orphan(&forged));
-        assert!(!Yardstick::new(&old).is_stale_orphan(&member(&old)));
+        assert!(!TemplateComparison::new(&new).is_stale(&forged));
+        assert!(TemplateComparison::new(&new).is_stale_orphan(&forged));
+        assert!(!TemplateComparison::new(&old).is_stale_orphan(&member(&old)));
     }
 
     #[test]
     fn an_orphan_with_the_cluster_s_resolver_is_stale_where_the_network_is_left_to_us() {
         let (left_to_us, ruled) = (template(json!({})), template(json!({"networkPolicy": {"egress": []}})));
-        assert!(!Yardstick::new(&left_to_us).is_stale(&member(&ruled)));
-        assert!(Yardstick::new(&left_to_us).is_stale_orphan(&member(&ruled)));
-        assert!(!Yardstick::new(&ruled).is_stale_orphan(&member(&ruled)));
+        assert!(!TemplateComparison::new(&left_to_us).is_stale(&member(&ruled)));
+        assert!(TemplateComparison::new(&left_to_us).is_stale_orphan(&member(&ruled)));
+        assert!(!TemplateComparison::new(&ruled).is_stale_orphan(&member(&ruled)));
     }
 }

@@ -53,7 +53,7 @@ struct Item {
     node: String,
     /// The sandbox's place in the queue, which stays the same while it waits.
     place: u64,
-    set_aside: bool,
+    reserved: bool,
 }
 
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl WarmQueue {
                 },
                 |item| item.place,
             ),
-            set_aside: previous.as_ref().is_some_and(|item| item.set_aside),
+            reserved: previous.as_ref().is_some_and(|item| item.reserved),
         };
         let gained = standing != Standing::Waiting
             && previous.is_none_or(|previous| previous.standing == Standing::Waiting);
@@ -153,7 +153,7 @@ impl WarmQueue {
         while let Some(name) = pool.best(&self.unfit) {
             let Some(item) = pool.take_out(&name) else { break };
             if usable(&name) {
-                pool.put_in(name.clone(), Item { set_aside: true, ..item });
+                pool.put_in(name.clone(), Item { reserved: true, ..item });
                 taken = Taken::Sandbox(name);
                 break;
             }
@@ -168,7 +168,7 @@ impl WarmQueue {
         if let Some(pool) = self.pools.get_mut(key)
             && let Some(item) = pool.take_out(name)
         {
-            pool.put_in(name.to_owned(), Item { set_aside: false, ..item });
+            pool.put_in(name.to_owned(), Item { reserved: false, ..item });
         }
     }
 
@@ -207,7 +207,7 @@ impl Pool {
     fn put_in(&mut self, name: String, item: Item) {
         match item.standing {
             Standing::Waiting => self.waiting += 1,
-            _ if item.set_aside => {}
+            _ if item.reserved => {}
             Standing::Addressed => {
                 self.addressed.insert(item.place, name.clone());
             }
@@ -222,7 +222,7 @@ impl Pool {
         let item = self.items.remove(name)?;
         match item.standing {
             Standing::Waiting => self.waiting -= 1,
-            _ if item.set_aside => {}
+            _ if item.reserved => {}
             Standing::Addressed => {
                 self.addressed.remove(&item.place);
             }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_stays_so_when_it_changes_and_leaves_when_claimed() {
+    fn a_reserved_member_stays_reserved_when_it_changes_and_leaves_when_claimed() {
         let mut queue = WarmQueue::default();
         let sandbox = member("a", "n1", true, true);
         assert_eq!(queue.observe(None, Some(&sandbox)), Some(key()));

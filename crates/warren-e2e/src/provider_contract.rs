@@ -37,12 +37,15 @@ async fn until(provider: &dyn Provider, id: &str, wanted: Option<Status>) {
 }
 
 /// Tests a sandbox's whole life. `again` makes a second provider over the same sandboxes, as after
-/// a restart.
+/// a restart. Files are made below `base`.
 pub async fn life_of_a_sandbox(
     provider: &dyn Provider,
     again: impl Fn() -> Box<dyn Provider>,
     terminals: bool,
+    base: &str,
 ) {
+    let made = format!("{base}/made");
+    let (here, file, big_file) = (format!("{made}/here"), format!("{made}/here/f"), format!("{made}/big"));
     let health = provider.health_check().await;
     assert!(health.healthy && health.details["provider"] == provider.name(), "{health:?}");
     let mut events = provider.subscribe();
@@ -71,7 +74,7 @@ pub async fn life_of_a_sandbox(
         provider.exec(&id, shell("echo \"$GREETING\"; echo err >&2; exit 7"), DEADLINE).await.expect("ran");
     assert_eq!((ran.exit_code, ran.stdout.as_str(), ran.stderr.as_str()), (7, "it's\n", "err\n"));
     let command = Command {
-        directory: Some("/made/here".to_owned()),
+        directory: Some(here.clone()),
         env: [("A".to_owned(), "b c".to_owned())].into(),
         ..shell("pwd; printf %s \"$A\"")
     };
@@ -83,9 +86,9 @@ pub async fn life_of_a_sandbox(
         ),
         Some(Code::ValidationError)
     );
-    provider.write(&id, "/made/here/f", b"0123\xff".to_vec()).await.expect("written");
+    provider.write(&id, &file, b"0123\xff".to_vec()).await.expect("written");
     let ran = provider.exec(&id, command, DEADLINE).await.expect("ran");
-    assert!(ran.exit_code == 0 && ran.stdout.ends_with("/made/here\nb c"), "{ran:?}");
+    assert!(ran.exit_code == 0 && ran.stdout.ends_with(&format!("{here}\nb c")), "{ran:?}");
     let ran = provider.exec(&id, shell("sleep 600"), Duration::from_millis(300)).await.expect("ended");
     assert!(ran.timed_out && ran.exit_code == 124, "{ran:?}");
     let ran = provider.exec(&id, shell("head -c 5000000 /dev/zero"), DEADLINE).await.expect("ran");
@@ -109,7 +112,7 @@ pub async fn life_of_a_sandbox(
     assert_eq!(code(ended), Some(Code::SandboxExecFailed));
     let size = TerminalSize { width: 91, height: 17 };
     // The size is set after the command's start.
-    let sized = "until [ \"$(stty size)\" = '17 91' ]; do sleep 0.01; done; stty size";
+    let sized = "until [ \"$(stty size 2>/dev/null)\" = '17 91' ]; do sleep 0.01; done; stty size";
     let terminal = provider.exec_stream(&id, Command { terminal: Some(size), ..shell(sized) }).await;
     match (terminals, terminal) {
         (true, Ok(mut terminal)) => {
@@ -123,31 +126,34 @@ pub async fn life_of_a_sandbox(
         }
     }
 
-    assert_eq!(content(provider, &id, "/made/here/f").await.expect("read"), b"0123\xff");
+    assert_eq!(content(provider, &id, &file).await.expect("read"), b"0123\xff");
     let big: Vec<u8> = (0..5_000_000_u32).map(|number| (number % 251) as u8).collect();
-    provider.write(&id, "/made/big", big.clone()).await.expect("written");
+    provider.write(&id, &big_file, big.clone()).await.expect("written");
     assert!(
-        content(provider, &id, "/made/big").await.expect("read") == big,
+        content(provider, &id, &big_file).await.expect("read") == big,
         "more than a part comes back whole"
     );
-    let listed = provider.list_files(&id, "/made").await.expect("listed");
+    let listed = provider.list_files(&id, &made).await.expect("listed");
     let shown: Vec<(&str, &str, FileKind)> =
         listed.iter().map(|entry| (&*entry.name, &*entry.path, entry.kind)).collect();
-    assert_eq!(shown, [("big", "/made/big", FileKind::File), ("here", "/made/here", FileKind::Directory)]);
+    assert_eq!(shown, [("big", &*big_file, FileKind::File), ("here", &*here, FileKind::Directory)]);
     for path in ["/../etc/passwd", "/made/../../etc/passwd", "made/big", ""] {
         assert_eq!(code(provider.read(&id, path).await), Some(Code::ValidationError), "{path}");
         assert_eq!(code(provider.write(&id, path, Vec::new()).await), Some(Code::ValidationError), "{path}");
         assert_eq!(code(provider.list_files(&id, path).await), Some(Code::ValidationError), "{path}");
     }
-    assert_eq!(code(provider.read(&id, "/made/none").await), Some(Code::SandboxFileNotFound));
-    assert_eq!(code(provider.read(&id, "/made/here").await), Some(Code::SandboxReadFailed));
+    assert_eq!(code(provider.read(&id, &format!("{made}/none")).await), Some(Code::SandboxFileNotFound));
+    assert_eq!(code(provider.read(&id, &here).await), Some(Code::SandboxReadFailed));
     let too_large = vec![0; warren_providers::LARGEST_WRITE + 1];
-    assert_eq!(code(provider.write(&id, "/made/huge", too_large).await), Some(Code::SandboxFileTooLarge));
+    assert_eq!(
+        code(provider.write(&id, &format!("{made}/huge"), too_large).await),
+        Some(Code::SandboxFileTooLarge)
+    );
 
     // Found again by another process.
     let second = again();
     assert_eq!(second.get("web").await.expect("asked").expect("found").id, id);
-    assert_eq!(content(second.as_ref(), &id, "/made/here/f").await.expect("read"), b"0123\xff");
+    assert_eq!(content(second.as_ref(), &id, &file).await.expect("read"), b"0123\xff");
 
     assert!(provider.explain(&id).await.expect("explained").ready);
     provider.stop(&id).await.expect("stopped");

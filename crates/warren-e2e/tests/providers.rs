@@ -25,7 +25,7 @@ async fn life_of_a_sandbox_in_the_local_home() {
         let options = Options { local_home: true, most_sandboxes: 8, ..Options::default() };
         Box::new(WarrenProvider::new(options, Home(data_dir.clone())))
     };
-    life_of_a_sandbox(make().as_ref(), make, true).await;
+    life_of_a_sandbox(make().as_ref(), make, true, "").await;
     home.assert_nothing_left();
 }
 
@@ -34,6 +34,6 @@ async fn life_of_a_sandbox_that_is_a_directory() {
     let directory = tempfile::tempdir().expect("make a directory");
     let make =
         || -> Box<dyn Provider> { Box::new(LocalProvider::open(directory.path(), true).expect("opened")) };
-    life_of_a_sandbox(make().as_ref(), make, false).await;
+    life_of_a_sandbox(make().as_ref(), make, false, "").await;
     assert_eq!(std::fs::read_dir(directory.path()).expect("listed").count(), 0, "nothing is left");
 }

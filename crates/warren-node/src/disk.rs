@@ -33,7 +33,7 @@ use warren_sys::cgroup::{Cgroup, Hierarchy};
 
 use self::measure::{MeasureError, first_processes, measure, processes_beside};
 use crate::node::Shared;
-use crate::registry::{Entry, Seen};
+use crate::pod_registry::{Entry, Seen};
 use crate::worker::chain;
 
 /// The time between two readings of the free space.
@@ -164,7 +164,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
                 }
             }
         }
-        next = tokio::time::Instant::now() + keeper.look();
+        next = tokio::time::Instant::now() + keeper.measure();
     }
 }
 
@@ -194,7 +194,7 @@ struct Keeper {
 impl Keeper {
     /// Reads the free space, starts the counts that are due, and returns the time until the next
     /// reading.
-    fn look(&mut self) -> Duration {
+    fn measure(&mut self) -> Duration {
         let space = match space(&self.shared.pods) {
             Ok(space) => space,
             Err(error) => {
@@ -307,7 +307,7 @@ impl Keeper {
     /// deleted pods. Most pods are neither, so this is their whole cost of a reading.
     fn suspects(&mut self, present: Present) -> Vec<(String, Arc<Entry>)> {
         let known = &mut self.known;
-        self.shared.registry.look(|entries| {
+        self.shared.registry.with_entries(|entries| {
             // Keep pods that do not run now: their files stay from one run to the next.
             known.retain(|uid, _| entries.contains_key(uid));
             let suspects = entries

@@ -11,8 +11,8 @@ use tracing::{info, warn};
 
 use crate::node::Shared;
 use crate::pod_api;
+use crate::pod_registry::{Entry, Seen};
 use crate::registration::Registration;
-use crate::registry::{Entry, Seen};
 use crate::worker::root_cause;
 
 /// The delay between two tries to evict a pod when a disruption budget refuses or the API server

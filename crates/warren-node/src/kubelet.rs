@@ -38,7 +38,7 @@ use warren_oci::protocol::{ContainerStatus, PodState};
 
 use crate::log_file::{LogOptions, LogRequestError, read_log};
 use crate::node::Shared;
-use crate::registry::{Entry, Seen};
+use crate::pod_registry::{Entry, Seen};
 use crate::shim::Shim;
 use attach::AttachTarget;
 use channel::Protocol;

@@ -8,8 +8,6 @@
 //!
 //! Start with [`Node`], then `worker`, the loop around one pod.
 
-mod care;
-mod claims;
 mod config;
 mod descriptor;
 mod directory_watch;
@@ -27,18 +25,20 @@ mod objects;
 mod pod_api;
 mod pod_etc;
 mod pod_images;
+mod pod_registry;
 mod pod_request;
 mod pod_sources;
+mod probes;
 mod pull;
 mod readiness;
 mod registration;
-mod registry;
 mod runtime_classes;
 mod shim;
 mod shim_program;
 mod start_mark;
 mod termination;
 mod usage;
+mod volume_claims;
 mod volumes;
 mod worker;
 

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use tokio::sync::mpsc;
 
-use crate::registry::Entry;
+use crate::pod_registry::Entry;
 
 /// The chunks that may wait for a slow reader.
 const CHUNKS_AHEAD: usize = 2;

@@ -41,7 +41,7 @@ use warren_decide::network::{Block, Mode};
 use warren_oci::protocol::PodNetwork;
 
 use crate::node::Shared;
-use crate::registry::{Registry, Seen};
+use crate::pod_registry::{Registry, Seen};
 
 pub(crate) use decisions::Decisions;
 pub(crate) use lease::Lease;
@@ -311,7 +311,7 @@ pub(crate) async fn lease(
 }
 
 /// Serves the proxy on a socket that listens on the pod's loopback, until the result is dropped.
-pub(crate) fn serve_way_out(shared: &Arc<Shared>, lease: Lease, socket: OwnedFd) -> io::Result<JoinSet<()>> {
+pub(crate) fn serve_egress(shared: &Arc<Shared>, lease: Lease, socket: OwnedFd) -> io::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     let Some(network) = &shared.network else { return Ok(tasks) };
     let listener = std::net::TcpListener::from(socket);

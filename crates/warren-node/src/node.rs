@@ -25,7 +25,6 @@ use warren_oci::idmap::{IdAllocator, IdRange};
 use warren_oci::privileges::Privileges;
 use warren_oci::zygote::Zygote;
 
-use crate::claims;
 use crate::config::{NodeConfig, OwnPod};
 use crate::disk;
 use crate::drain;
@@ -35,11 +34,12 @@ use crate::images::Images;
 use crate::kubelet::{self, AccessError, Identity, KubeletAccess};
 use crate::network::{self, Network, Reach};
 use crate::objects::Objects;
+use crate::pod_registry::{Entry, Registry, Seen};
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, Registration};
-use crate::registry::{Entry, Registry, Seen};
 use crate::runtime_classes;
 use crate::usage::Usage;
+use crate::volume_claims;
 use crate::worker::{Worker, root_cause};
 
 /// The state that all workers of a node share.
@@ -193,8 +193,12 @@ impl Node {
         let serving = config.serve_claims.then(|| {
             let directory = shared.builder.claims.clone();
             // A control plane that places pods also binds volumes and defines runtime classes.
-            let claims =
-                claims::serve(config.client.clone(), config.name.clone(), directory, config.bind_unassigned);
+            let claims = volume_claims::serve(
+                config.client.clone(),
+                config.name.clone(),
+                directory,
+                config.bind_unassigned,
+            );
             let classes = config
                 .bind_unassigned
                 .then(|| runtime_classes::publish(config.client.clone(), config.runtimes.clone()));

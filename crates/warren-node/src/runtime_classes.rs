@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use warren_decide::pod::RuntimeFacts;
 use warren_oci::protocol::{RuntimeKind, RuntimeProgram};
 
-use crate::claims::tolerate;
+use crate::volume_claims::tolerate;
 
 /// The label of objects that are ours to remove again.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "warren-node");

@@ -17,7 +17,7 @@ use warren_oci::privileges::Privileges;
 use warren_oci::protocol::{ContainerStatus, Stats};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
 
-use crate::registry::{Registry, Seen};
+use crate::pod_registry::{Registry, Seen};
 
 /// The shortest meaningful window for a rate; more frequent requests get the same answer.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);

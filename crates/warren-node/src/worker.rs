@@ -26,16 +26,16 @@ use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, PodState};
 
-use crate::care::Care;
 use crate::directory_watch::DirectoryWatch;
 use crate::events::Severity;
 use crate::machine;
 use crate::node::Shared;
 use crate::pod_api::{bind, name, pods, resource_version, status_patch};
 use crate::pod_images::PodImages;
+use crate::pod_registry::Seen;
 use crate::pod_request::PodDirectory;
 use crate::pod_sources::PodSources;
-use crate::registry::Seen;
+use crate::probes::Probes;
 use crate::shim::Shim;
 use crate::start_mark;
 use crate::termination;
@@ -55,7 +55,7 @@ pub(crate) struct Worker {
     state: watch::Sender<Option<PodState>>,
     shim: Option<Shim>,
     /// The task that serves the pod's socket to the proxy, if it has one.
-    way_out: Option<JoinSet<()>>,
+    egress_listener: Option<JoinSet<()>>,
     machine: Machine,
     /// The ends of earlier runs, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
@@ -63,7 +63,7 @@ pub(crate) struct Worker {
     /// The objects that the pod refers to.
     sources: PodSources,
     volumes: PodVolumes,
-    care: Care,
+    probes: Probes,
     /// The events that were recorded and still hold.
     noticed: BTreeSet<Notice>,
     /// The times when containers were asked to stop.
@@ -134,13 +134,13 @@ impl Worker {
             seen,
             state,
             shim: None,
-            way_out: None,
+            egress_listener: None,
             machine: Machine::Absent,
             previous: BTreeMap::new(),
             images,
             sources: PodSources::default(),
             volumes: PodVolumes::default(),
-            care: Care::new(),
+            probes: Probes::new(),
             noticed: BTreeSet::new(),
             stopping: BTreeMap::new(),
             eviction,
@@ -184,7 +184,7 @@ impl Worker {
                     state = next_state(&mut self.shim) => self.heard(state),
                     () = self.images.changed() => {}
                     () = self.sources.changed() => {}
-                    () = self.care.changed() => {}
+                    () = self.probes.changed() => {}
                     Ok(()) = self.eviction.changed() => {}
                     () = wake => {}
                 }
@@ -205,7 +205,7 @@ impl Worker {
                     info!("shim found again");
                     self.shim = Some(shim);
                     self.heard(Ok(state));
-                    self.open_way_out().await;
+                    self.open_egress().await;
                     return;
                 }
                 Err(problem) => debug!(error = %chain(&problem), "shim did not answer"),
@@ -322,7 +322,7 @@ impl Worker {
                 machine: &self.machine,
                 images: self.images.states(),
                 sources: self.sources.found(),
-                health: self.care.health(),
+                health: self.probes.health(),
                 stopping: &self.stopping,
                 eviction: eviction
                     .as_deref()
@@ -340,7 +340,7 @@ impl Worker {
             self.previous.extend(restarts);
             self.say(&pod, plan.notices);
             if plan.steps.is_empty() {
-                self.care.follow(&self.shared, &pod, &self.directory, self.state.borrow().as_ref());
+                self.probes.follow(&self.shared, &pod, &self.directory, self.state.borrow().as_ref());
                 self.follow_sources(&pod).await;
                 let news = plan.status.filter(|status| {
                     pod.status.as_ref().is_none_or(|published| !same_status(published, status))

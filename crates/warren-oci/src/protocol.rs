@@ -37,7 +37,7 @@ pub struct PodRequest {
     #[serde(default)]
     pub runtime: Option<RuntimeProgram>,
     /// The port on the pod's loopback that leads to the proxy, for a pod without a connection to
-    /// the host. [`Call::WayOut`] returns the socket that listens there.
+    /// the host. [`Call::EgressListener`] returns the socket that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
     /// Kernel parameters of its namespaces, set before any of its programs runs: dotted names, and
@@ -143,18 +143,21 @@ pub struct Overlay {
     pub view: Option<View>,
 }
 
-/// A view of a host directory that is not trusted to stay as it is, because others may change it meanwhile.
+/// A view of a host directory that is not trusted to stay as it is, because others may change it
+/// meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// Its name in the pod: `[a-z0-9-]`. Its upper directory is [`View::upper`].
     pub name: String,
-    /// The place inside the lower directory that is shown. No link on the way leads out of the lower directory.
+    /// The place inside the lower directory that is shown. No link on the way leads out of the
+    /// lower directory.
     pub inside: PathBuf,
 }
 
 impl View {
-    /// Returns the name of the directory that holds what a container has changed in the view of this name. It lies in the
-    /// directory of the container's run: `containers/NAME/ATTEMPT` in the pod's.
+    /// Returns the name of the directory that holds what a container has changed in the view of
+    /// this name. It lies in the directory of the container's run: `containers/NAME/ATTEMPT` in the
+    /// pod's.
     pub fn upper(name: &str) -> String {
         format!("view-{name}.upper")
     }
@@ -251,7 +254,8 @@ pub enum Call {
     /// Returns the socket on which programs in the pod reach the proxy ([`PodRequest::proxy_port`])
     /// → [`Answer::Done`] with its descriptor, for the client to accept connections from. It is
     /// always the same socket, so connections wait in its queue until a client accepts them.
-    WayOut,
+    #[serde(rename = "way_out")]
+    EgressListener,
     /// Makes memory that the pod's containers share, unless it exists → [`Answer::Done`] with the
     /// descriptor of a directory, for the client to put files in. Containers mount it as
     /// [`crate::spec::MountKind::Memory`].

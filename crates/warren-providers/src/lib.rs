@@ -1,9 +1,11 @@
 //! Sandboxes behind one trait, whatever runs them: [`WarrenProvider`] for the local home and clusters,
-//! [`LocalProvider`] for direct execution on a developer's machine.
+//! [`DockerProvider`] for a Docker engine, [`LocalProvider`] for direct execution on a developer's machine.
 //!
 //! It validates what it is given, has one vocabulary for states and errors, and tells subscribers what happens. It serves
 //! nothing and stores nothing but the local provider's directories. Start reading at [`Provider`].
 
+mod by_exec;
+mod docker;
 mod error;
 mod limits;
 mod local;
@@ -11,6 +13,7 @@ mod process;
 mod provider;
 mod warren;
 
+pub use docker::{DockerOptions, DockerProvider};
 pub use error::{Code, ProviderError};
 pub use limits::{
     BLOCKED_VARIABLES, Network, Wanted, check_environment, check_identifier, check_image, check_path,

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::broadcast;
 
+use crate::by_exec::check_size;
 use crate::error::{Code, ProviderError};
 use crate::limits::{self, Network, Wanted, check_path};
 use crate::process::{Command, Process};
@@ -29,7 +30,6 @@ use crate::provider::{
     Answer, Entry, Explanation, FileKind, FileStream, Happening, Health, Info, Metrics, Provider,
     ProviderEvent, Status, Step,
 };
-use crate::warren::check_size;
 
 const MOST_SANDBOXES: usize = 64;
 const PART: usize = 1 << 20;

@@ -10,33 +10,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use warren_api::{Sandbox, SandboxClaim, labels};
 use warren_client::exec::{Exec, ExecRequest};
-use warren_client::files::{ByExec, Files as _, Place, chain};
+use warren_client::files::{ByExec, Place, chain};
 use warren_client::kube::api::{Api, ListParams, Patch, PatchParams};
 use warren_client::kube::{self, Client, ResourceExt as _};
 use warren_client::launch::{self, LaunchError, Launched};
 use warren_client::sandbox::{self, SandboxError, SandboxKey};
 
+use crate::by_exec::{self, FILE_TIMEOUT};
 use crate::error::{Code, ProviderError};
-use crate::limits::{self, Wanted, check_path};
+use crate::limits::{self, Wanted};
 use crate::process::{Command, Process};
 use crate::provider::{
-    Answer, Connect, Entry, Explanation, FileKind, FileStream, Happening, Health, Info, Metrics, Provider,
+    Answer, Connect, Entry, Explanation, FileStream, Happening, Health, Info, Metrics, Provider,
     ProviderEvent, Status, Step,
 };
-
-/// The longest time that one of our own commands in a sandbox may take, such as one that lists a
-/// directory.
-const FILE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The bytes of a file that are fetched at a time.
-const PART: u64 = 4 << 20;
 
 /// If a sandbox is not Ready after this long, subscribers are sent an error.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
@@ -255,14 +248,6 @@ fn created(error: &SandboxError, wanted: &Wanted) -> ProviderError {
     }
 }
 
-/// Makes an error of what a command of ours for files said.
-fn file_failed(code: Code, path: &str, said: String) -> ProviderError {
-    match ["no such file", "No such file", "nonexistent"].iter().any(|words| said.contains(words)) {
-        true => ProviderError::file_not_found(path),
-        false => ProviderError::new(code, said).with(json!({ "path": path })),
-    }
-}
-
 impl Provider for WarrenProvider {
     fn name(&self) -> &'static str {
         if self.0.options.local_home { "warren" } else { "kubernetes" }
@@ -357,65 +342,15 @@ impl Provider for WarrenProvider {
     }
 
     fn read<'a>(&'a self, id: &'a str, path: &'a str) -> Answer<'a, FileStream> {
-        Box::pin(async move {
-            let path = check_path(path)?;
-            let files = self.files(id).await?;
-            let first = files.read(&path, 0, PART).await;
-            let first = first.map_err(|said| file_failed(Code::SandboxReadFailed, &path, said))?;
-            let (size, offset) = (first.size, first.bytes.len() as u64);
-            let rest = stream::try_unfold((files, path, offset), move |(files, path, offset)| async move {
-                if offset >= size {
-                    return Ok(None);
-                }
-                let part = files.read(&path, offset, PART.min(size - offset)).await;
-                let part = part.map_err(|said| file_failed(Code::SandboxReadFailed, &path, said))?;
-                if part.bytes.is_empty() {
-                    let message = format!("`{path}` became shorter while it was read");
-                    return Err(ProviderError::new(Code::SandboxReadFailed, message));
-                }
-                let offset = offset + part.bytes.len() as u64;
-                Ok(Some((part.bytes, (files, path, offset))))
-            });
-            let mut bytes = first.bytes;
-            bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-            let parts = stream::once(async move { Ok(bytes) }).chain(rest).boxed();
-            Ok(FileStream { size, parts })
-        })
+        Box::pin(async move { by_exec::read(path, self.files(id)).await })
     }
 
     fn write<'a>(&'a self, id: &'a str, path: &'a str, content: Vec<u8>) -> Answer<'a, ()> {
-        Box::pin(async move {
-            let path = check_path(path)?;
-            check_size(&path, content.len())?;
-            let written = self.files(id).await?.write(&path, &content).await;
-            written.map_err(|said| {
-                ProviderError::new(Code::SandboxWriteFailed, said).with(json!({ "path": path }))
-            })
-        })
+        Box::pin(async move { by_exec::write(path, content, self.files(id)).await })
     }
 
     fn list_files<'a>(&'a self, id: &'a str, path: &'a str) -> Answer<'a, Vec<Entry>> {
-        Box::pin(async move {
-            let path = check_path(path)?;
-            let listed = self.files(id).await?.list(&path).await;
-            let listed = listed.map_err(|said| file_failed(Code::SandboxReadFailed, &path, said))?;
-            let parent = path.trim_end_matches('/').to_owned();
-            Ok(listed
-                .into_iter()
-                .map(|entry| Entry {
-                    path: format!("{parent}/{}", entry.name),
-                    name: entry.name,
-                    kind: match entry.kind {
-                        "file" => FileKind::File,
-                        "directory" => FileKind::Directory,
-                        "symlink" => FileKind::Symlink,
-                        _ => FileKind::Other,
-                    },
-                    size: entry.size,
-                    modified_at: Timestamp::from_second(entry.modified).ok(),
-                })
-                .collect())
-        })
+        Box::pin(async move { by_exec::list(path, self.files(id)).await })
     }
 
     fn metrics<'a>(&'a self, id: &'a str) -> Answer<'a, Metrics> {
@@ -529,18 +464,6 @@ impl Provider for WarrenProvider {
 
     fn subscribe(&self) -> broadcast::Receiver<ProviderEvent> {
         self.0.events.subscribe()
-    }
-}
-
-/// Refuses content that is larger than can be written at once.
-pub(crate) fn check_size(path: &str, size: usize) -> Result<(), ProviderError> {
-    match size > crate::provider::LARGEST_WRITE {
-        true => Err(ProviderError::new(
-            Code::SandboxFileTooLarge,
-            format!("{size} bytes for `{path}`; {} can be written at once", crate::provider::LARGEST_WRITE),
-        )
-        .with(json!({ "path": path, "limit": crate::provider::LARGEST_WRITE }))),
-        false => Ok(()),
     }
 }
 

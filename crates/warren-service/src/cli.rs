@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Deserialize;
 
-/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are
+/// The programs that agents and their products connect to. `warren serve` is `warren-service serve`, and so are
 /// `mcp`, `e2b` and `agent`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
@@ -81,7 +82,7 @@ pub struct AgentRun {
     /// The sandbox's memory, in MiB
     #[arg(long, value_name = "NUMBER")]
     pub memory_mb: Option<u32>,
-    /// What the sandbox reaches: `restricted`, `full` or `none` [default: `restricted`]
+    /// The network of the sandbox: `restricted`, `full` or `none` [default: `restricted`]
     #[arg(long, value_name = "MODE", value_parser = network)]
     pub network: Option<warren_providers::Network>,
     /// A host that the sandbox reaches; may be given several times
@@ -90,7 +91,7 @@ pub struct AgentRun {
     /// The directory that the program runs in
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<String>,
-    /// How long the program may take, such as `90s` or `2h` [default: `1h`, at most `24h`]
+    /// The time that the program may take, such as `90s` or `2h` [default: `1h`, at most `24h`]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<std::time::Duration>,
     /// The agent's program and its arguments
@@ -185,10 +186,32 @@ pub struct McpClient {
     pub lease: u64,
 }
 
+/// A provider that can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderName {
+    /// The local home
+    Warren,
+    /// The cluster of the setting `sandbox.kubernetes`
+    Kubernetes,
+    /// A Docker engine
+    Docker,
+}
+
 #[derive(Args, Debug)]
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
+    /// The provider that runs sandboxes; the local home if it cannot be used [default: the setting `sandbox.defaults`, else `warren`]
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["kubeconfig", "local_provider"])]
+    pub provider: Option<ProviderName>,
+    /// The Docker engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback [default:
+    /// `unix:///var/run/docker.sock`]
+    #[arg(long, env = "DOCKER_HOST", value_name = "ADDRESS")]
+    pub docker_host: Option<String>,
+    /// The Docker network of sandboxes that ask for the network `full`; without one they are refused
+    #[arg(long, value_name = "NAME")]
+    pub docker_network: Option<String>,
     /// The loopback address to listen on; port 0 is any that is free
     #[arg(long, default_value = "127.0.0.1:7340", value_name = "ADDRESS:PORT")]
     pub listen: std::net::SocketAddr,

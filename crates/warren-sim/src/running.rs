@@ -20,7 +20,7 @@ use warren_decide::step::Kind;
 
 use crate::clock::{Clock, ProcessClock};
 use crate::object::slot;
-use crate::rest::wanted_members;
+use crate::quiescence::wanted_members;
 use crate::server::Server;
 use crate::simulation::Mutant;
 use crate::wire::{Intent, Link, Loss, Reply, Returned};

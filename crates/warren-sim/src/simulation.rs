@@ -18,8 +18,8 @@ use crate::clock::{Clock, milliseconds};
 use crate::invariants::Ledger;
 use crate::nodes::{Nodes, Temper};
 use crate::object::{Any, KINDS, slot};
+use crate::quiescence;
 use crate::random::Random;
-use crate::rest;
 use crate::running::{Queue, Running};
 use crate::server::{Chore, NAMESPACE, Server};
 use crate::tasks;
@@ -228,7 +228,7 @@ impl Simulation {
         }
         self.calm_down()?;
         self.settle()?;
-        rest::check(&self.server, &self.config, self.clock.now(0))?;
+        quiescence::check(&self.server, &self.config, self.clock.now(0))?;
         self.check_silence()
     }
 
@@ -237,7 +237,7 @@ impl Simulation {
     /// wakes their claims.
     fn check_silence(&mut self) -> Result<(), String> {
         self.look_at_everything()?;
-        rest::check(&self.server, &self.config, self.clock.now(0))?;
+        quiescence::check(&self.server, &self.config, self.clock.now(0))?;
         let before = self.writes();
         self.look_at_everything()?;
         match self.writes() == before {
@@ -287,7 +287,7 @@ impl Simulation {
                 // corrected afterwards.
                 if due > doubted_until {
                     let deadline_before = self.clock.now(due - self.clock.elapsed() - DOUBT);
-                    rest::check_deadlines(&self.server, &self.config, deadline_before)?;
+                    quiescence::check_deadlines(&self.server, &self.config, deadline_before)?;
                 }
                 self.pass_time_until(due);
             } else {
@@ -303,7 +303,7 @@ impl Simulation {
     fn check_wakes(&self) -> Result<(), String> {
         let now = self.clock.now(0);
         for running in self.running.iter().filter(|running| running.is_idle(&self.server)) {
-            rest::check_wakes(&self.server, &self.config, now, |claim| {
+            quiescence::check_wakes(&self.server, &self.config, now, |claim| {
                 let key = ObjectKey { namespace: NAMESPACE.to_owned(), name: claim.to_owned() };
                 let due = running.engine.queues().claims.due(&key)?;
                 Some(self.clock.now(milliseconds(due) - self.clock.elapsed()))

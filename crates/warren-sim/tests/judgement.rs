@@ -12,7 +12,7 @@ use warren_controllers::Config;
 use warren_decide::step::{Action, Kind, Propagation};
 use warren_sim::invariants::Ledger;
 use warren_sim::object::Typed as _;
-use warren_sim::rest;
+use warren_sim::quiescence;
 use warren_sim::server::{Caller, Part, Preconditions, Server};
 use warren_sim::wire::{Request, Sent};
 
@@ -70,7 +70,7 @@ impl World {
     }
 
     fn rest(&self) -> Result<(), String> {
-        rest::check(&self.server, &Config::default(), now())
+        quiescence::check(&self.server, &Config::default(), now())
     }
 }
 
@@ -344,14 +344,14 @@ fn a_claim_does_not_wait_beyond_its_deadline() {
     world.merge(Caller::User, Kind::SandboxClaim, "c0", &own).unwrap();
     let at = |seconds| now().checked_add(Duration::from_secs(seconds)).unwrap();
     for (seconds, wanted) in [(19, ""), (21, "and waits on")] {
-        check(rest::check_deadlines(&world.server, &Config::default(), at(seconds)), wanted);
+        check(quiescence::check_deadlines(&world.server, &Config::default(), at(seconds)), wanted);
     }
     // An idle process reconciles it then; or at any time, if it is late already.
     let wrong = "and is looked at again at";
     for (seconds, due, wanted) in
         [(0, Some(20), ""), (0, Some(60), wrong), (0, None, wrong), (25, Some(60), ""), (25, None, wrong)]
     {
-        let judged = rest::check_wakes(&world.server, &Config::default(), at(seconds), |_| due.map(at));
+        let judged = quiescence::check_wakes(&world.server, &Config::default(), at(seconds), |_| due.map(at));
         check(judged, wanted);
     }
     world.set_status(
@@ -361,7 +361,7 @@ fn a_claim_does_not_wait_beyond_its_deadline() {
             condition("Ready", "False", "ClaimExpired"), condition("Finished", "True", "DeadlineExceeded"),
         ]}),
     );
-    check(rest::check_deadlines(&world.server, &Config::default(), at(21)), "");
+    check(quiescence::check_deadlines(&world.server, &Config::default(), at(21)), "");
 }
 
 #[test]

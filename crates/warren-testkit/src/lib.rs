@@ -11,11 +11,15 @@
 //! [`images`] makes images of a few files, and [`registry`] serves them on loopback, with faults on
 //! request.
 //!
-//! The crate is small on purpose (without the features `nodes` and `images` there is no async
+//! [`docker`] starts a Docker daemon of its own.
+//!
+//! The crate is small on purpose (without the features `docker`, `images` and `nodes` there is no async
 //! runtime and no Kubernetes client): `xtask` depends on it, and every fresh checkout compiles
 //! `xtask` first.
 
 pub mod cargo;
+#[cfg(feature = "docker")]
+pub mod docker;
 #[cfg(feature = "images")]
 pub mod images;
 pub mod kube;

@@ -40,17 +40,19 @@ interface ConfirmProps {
   title: string;
   text: ReactNode;
   confirm: string;
+  /** The other answer, where “Cancel” would be unclear. */
+  dismiss?: string;
   onConfirm: () => void;
   onClose: () => void;
 }
 
 /** Asks before something that cannot be undone. */
-export function Confirm({ title, text, confirm, onConfirm, onClose }: ConfirmProps) {
+export function Confirm({ title, text, confirm, dismiss = "Cancel", onConfirm, onClose }: ConfirmProps) {
   return (
     <Dialog title={title} onClose={onClose}>
       <p>{text}</p>
       <div className="dialog-actions">
-        <button type="button" className="button" onClick={onClose} autoFocus>Cancel</button>
+        <button type="button" className="button" onClick={onClose} autoFocus>{dismiss}</button>
         <button type="button" className="button button-danger" onClick={onConfirm}>{confirm}</button>
       </div>
     </Dialog>

@@ -25,6 +25,7 @@ interface AreaProps extends FieldProps {
   value: string;
   rows: number;
   placeholder?: string;
+  required?: boolean;
   onChange: (value: string) => void;
 }
 

@@ -2,6 +2,7 @@ const PATHS = {
   sandbox: "M8 1.8 14 5v6l-6 3.2L2 11V5zM2 5l6 3.2L14 5M8 8.2v6",
   terminal: "M2 3h12v10H2zM4.5 6l2 2-2 2M8.5 10.2h3",
   session: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zM6.6 5.6l3.8 2.4-3.8 2.4z",
+  task: "M3 2.5h10v11.5H3zM5.5 6.6l1.2 1.2 2.3-2.3M5.5 11h5",
   settings: "M2 4.5h6M12 4.5h2M2 11.5h2M8 11.5h6M10 2.7v3.6M6 9.7v3.6",
   plus: "M8 3v10M3 8h10",
   close: "m4 4 8 8M12 4l-8 8",

@@ -2,6 +2,7 @@ import { useState, type FormEvent } from "react";
 import { api, sandboxPage, type Network, type NewSandbox, type Pool } from "../api";
 import { ErrorNote } from "../components/feedback";
 import { AreaField, Choice, SelectField, TextField } from "../components/fields";
+import { environment } from "../environment";
 import { invalidate, useResource } from "../live";
 import { Link, navigate } from "../router";
 
@@ -52,23 +53,15 @@ function toRequest(form: Form, pool: string): { request: NewSandbox } | { wrong:
     const hosts = form.allowedHosts.split(/[\s,]+/).filter(Boolean);
     if (form.network === "restricted" && hosts.length > 0) request.allowedHosts = hosts;
   }
-  return withEnv(request, form.env);
+  const env = environment(form.env);
+  if ("wrong" in env) return env;
+  if (Object.keys(env.variables).length > 0) request.env = env.variables;
+  return { request };
 }
 
 /** Returns true if limits and network are ours to choose. Of pools and templates, the template says them. */
 function isOwn(from: From): boolean {
   return from === "default" || from === "image";
-}
-
-function withEnv(request: NewSandbox, text: string): { request: NewSandbox } | { wrong: string } {
-  const env: Record<string, string> = {};
-  for (const line of text.split("\n").filter((line) => line.trim() !== "")) {
-    const [, name, value] = /^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$/.exec(line) ?? [];
-    if (name === undefined || value === undefined) return { wrong: line.trim() };
-    env[name] = value;
-  }
-  if (Object.keys(env).length > 0) request.env = env;
-  return { request };
 }
 
 /** A form for a new sandbox. Everything in it may be left as it is. */

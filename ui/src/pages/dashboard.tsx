@@ -1,15 +1,17 @@
 import { useMemo, type ReactNode } from "react";
 import type { Session } from "warren-react";
-import { titleOf, type Claim, type Pool, type Sandbox, type Status } from "../api";
+import { titleOf, type Claim, type Pool, type Sandbox, type Status, type Task } from "../api";
 import { Badge, EmptyState, ErrorNote, Loading, Meter } from "../components/feedback";
 import { Icon } from "../components/icons";
 import { SandboxTable } from "../components/sandboxes";
 import { SessionTable } from "../components/sessions";
+import { TaskTable } from "../components/tasks";
 import { Ago } from "../components/time";
 import { useResource, type Resource } from "../live";
 import { Link } from "../router";
 
-/** How many sessions and claims the dashboard shows. */
+/** How many tasks, sessions and claims the dashboard shows. */
+const MOST_TASKS = 5;
 const MOST_SESSIONS = 5;
 const MOST_CLAIMS = 20;
 
@@ -19,6 +21,7 @@ export function DashboardPage() {
   const pools = useResource<Pool[]>("/api/pools", ["pools", "sandboxes"]);
   const claims = useResource<Claim[]>("/api/claims", ["claims"]);
   const sessions = useResource<Session[]>("/api/sessions", ["sessions"]);
+  const tasks = useResource<Task[]>("/api/tasks", ["tasks"]);
   const names = useMemo(
     () => new Map(sandboxes.data?.map((sandbox) => [sandbox.id, titleOf(sandbox)])),
     [sandboxes.data],
@@ -63,6 +66,11 @@ export function DashboardPage() {
       </Section>
       {claims.data !== undefined && claims.data.length > 0 && (
         <Section title="Claims"><Claims claims={claims.data} /></Section>
+      )}
+      {tasks.data !== undefined && tasks.data.length > 0 && (
+        <Section title="Last tasks" more={<Link href="/tasks">All tasks</Link>}>
+          <TaskTable tasks={tasks.data.slice(0, MOST_TASKS)} />
+        </Section>
       )}
       <Section title="Last sessions" more={<Link href="/sessions">All sessions</Link>}>
         <Part

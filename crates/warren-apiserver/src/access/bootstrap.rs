@@ -52,6 +52,7 @@ fn view() -> Vec<Value> {
         ),
         rule(READ, &["discovery.k8s.io"], &["endpointslices"]),
         rule(READ, &["networking.k8s.io"], &["networkpolicies"]),
+        rule(READ, &["policy"], &["poddisruptionbudgets", "poddisruptionbudgets/status"]),
     ]
 }
 
@@ -90,6 +91,7 @@ fn edit() -> Vec<Value> {
             ],
         ),
         rule(WRITE, &["networking.k8s.io"], &["networkpolicies"]),
+        rule(WRITE, &["policy"], &["poddisruptionbudgets"]),
         rule(READ_WRITE, &["coordination.k8s.io"], &["leases"]),
     ]
 }

@@ -401,6 +401,37 @@ pub(super) const NETWORK_POLICY: &[Column] = &[
     AGE,
 ];
 
+pub(super) const POD_DISRUPTION_BUDGET: &[Column] = &[
+    NAME,
+    Column {
+        name: "Min Available",
+        description: "The minimum number of pods that must be available.",
+        cell: |budget, _| number_or_share(&budget["spec"]["minAvailable"]),
+        ..COLUMN
+    },
+    Column {
+        name: "Max Unavailable",
+        description: "The maximum number of pods that may be unavailable.",
+        cell: |budget, _| number_or_share(&budget["spec"]["maxUnavailable"]),
+        ..COLUMN
+    },
+    Column {
+        name: "Allowed Disruptions",
+        description: "Calculated number of pods that may be disrupted at this time.",
+        cell: |budget, _| count(&budget["status"]["disruptionsAllowed"]),
+        ..COUNT
+    },
+    AGE,
+];
+
+fn number_or_share(value: &Value) -> Value {
+    match value {
+        Value::Null => "N/A".into(),
+        Value::String(share) => share.as_str().into(),
+        number => number.to_string().into(),
+    }
+}
+
 const CONTAINERS: Column = Column {
     name: "Containers",
     priority: 1,

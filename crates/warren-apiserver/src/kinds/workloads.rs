@@ -461,7 +461,7 @@ fn validate_counts(status: &Value, counts: &[&str], available: &str, errors: &mu
 }
 
 /// Checks a number or percentage, and returns the number.
-fn validate_share(share: &Value, field: &str, errors: &mut Vec<FieldError>) -> i64 {
+pub(super) fn validate_share(share: &Value, field: &str, errors: &mut Vec<FieldError>) -> i64 {
     match (share.as_i64(), share.as_str()) {
         (Some(number), _) if number < 0 => {
             let detail = "must be greater than or equal to 0";
@@ -483,7 +483,7 @@ fn percentage(text: &str) -> Option<i64> {
     digits.parse().ok()
 }
 
-fn at_most_all(share: &Value, field: &str, errors: &mut Vec<FieldError>) {
+pub(super) fn at_most_all(share: &Value, field: &str, errors: &mut Vec<FieldError>) {
     if share.as_str().and_then(percentage).is_some_and(|share| share > 100) {
         errors.push(FieldError::invalid(field, share.clone(), "must not be greater than 100%"));
     }

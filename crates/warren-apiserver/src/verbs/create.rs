@@ -14,7 +14,7 @@ use crate::metadata::{self, metadata_mut};
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
 use crate::status::ApiError;
-use crate::{admission, admit};
+use crate::{admission, admit_pods};
 
 /// The number of attempts to find a free generated name.
 const GENERATE_ATTEMPTS: usize = 8;
@@ -71,7 +71,7 @@ pub(super) async fn create_object(
         Ownership::Applied(list) => list,
     };
     admission::default_as_stored(&call.target, &mut object)?;
-    admit::admit(server, call, &mut object)?;
+    admit_pods::admit(server, call, &mut object)?;
     (definition.behaviour.prepare_create)(&mut object);
     admission::check(call, &object, None)?;
     check_escalation(server, call, &object, None)?;

@@ -12,6 +12,7 @@ use super::refused;
 use crate::admission;
 use crate::call::Call;
 use crate::definition::Definition;
+use crate::disruption;
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
 use crate::status::{ApiError, FieldError, Subject};
@@ -131,7 +132,7 @@ pub(super) async fn delete(
     })
 }
 
-/// Serves `pods/eviction`: a deletion. There are no disruption budgets that could forbid it.
+/// Serves `pods/eviction`: a deletion, unless a disruption budget forbids it.
 pub(super) async fn evict(
     server: &Inner,
     call: &Call<'_>,
@@ -146,7 +147,12 @@ pub(super) async fn evict(
         dry_run: call.dry_run()? || sent["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
         propagation: None,
     };
-    remove(server, &call.target.definition, &call.key()?, &options, call.now, call.ahead)
+    let key = call.key()?;
+    let _evictions = server.evictions.lock().await;
+    if let Some(pod) = server.store.newest(&key) {
+        disruption::check(server, &pod, call.now)?;
+    }
+    remove(server, &call.target.definition, &key, &options, call.now, call.ahead)
         .await
         .map_err(|error| error.into_api_error(call, call.name.unwrap_or_default()))?;
     let status = json!({

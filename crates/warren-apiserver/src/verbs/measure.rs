@@ -14,7 +14,7 @@ use crate::call::Call;
 use crate::respond::{self, Representation, ResponseBody};
 use crate::server::Inner;
 use crate::status::{ApiError, Subject};
-use crate::{node, table};
+use crate::{kubelet_proxy, table};
 
 /// The time limit of a node's answer. A slower node is left out, as by the metrics server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -107,7 +107,7 @@ pub(super) async fn measure(server: &Inner, call: &Call<'_>) -> Result<Response<
 }
 
 async fn ask(server: &Inner, node: &str) -> Option<Summary> {
-    let asked = tokio::time::timeout(PATIENCE, node::read(server, node, "/stats/summary")).await;
+    let asked = tokio::time::timeout(PATIENCE, kubelet_proxy::read(server, node, "/stats/summary")).await;
     let body = match asked {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => {

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use warren_testkit::docker::Docker;
 
 use super::memory;
 use super::pull::Image;
-use crate::docker::Docker;
 
 /// The command of an idle container.
 const IDLE: [&str; 3] = ["/bin/busybox", "sleep", "100000"];
@@ -28,7 +28,8 @@ pub struct DockerApi {
 impl DockerApi {
     /// Starts a daemon.
     pub fn start(rootfs: &Path) -> anyhow::Result<DockerApi> {
-        let daemon = Docker::start(rootfs)?;
+        let daemon = Docker::start()?;
+        daemon.import("bench", rootfs)?;
         let resident = run(&daemon, &IDLE)?;
         let wish = json!({"Cmd": ["/bin/busybox", "cat"], "AttachStdin": true, "AttachStdout": true});
         let line = start_exec(&daemon, &prepare_exec(&daemon, &resident, &wish)?)?;

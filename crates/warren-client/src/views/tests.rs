@@ -79,8 +79,8 @@ fn changes_are_compared_and_taken_over() {
             "Modified changed",
             "Deleted old/one",
             "Deleted old/two",
-            "Deleted replaced/old",
-            "Added replaced/new"
+            "Added replaced/new",
+            "Deleted replaced/old"
         ]
     );
     assert_eq!(changes.apply(root.path(), false).unwrap(), 6);

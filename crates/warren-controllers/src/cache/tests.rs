@@ -189,15 +189,15 @@ fn what_is_gone_is_forgotten_also_if_the_watch_has_brought_more_of_its_past_mean
 fn who_has_lost_a_child_is_bereft_once_and_only_while_it_is_there() {
     let (cache, _) = cache();
     let key = key_of(&pod("a", 5, "x"));
-    cache.bereave(&key);
+    cache.mark_child_lost(&key);
     cache.observe(Event::Apply(pod("a", 5, "x")));
     assert!(!cache.is_newly_bereft(&key), "it was not there then");
-    cache.bereave(&key);
+    cache.mark_child_lost(&key);
     // The watch's next event may still be older.
     cache.observe(Event::Apply(pod("a", 6, "x")));
     assert!(cache.is_newly_bereft(&key));
     assert!(!cache.is_newly_bereft(&key));
-    cache.bereave(&key);
+    cache.mark_child_lost(&key);
     cache.observe(Event::Delete(pod("a", 7, "x")));
     cache.observe(Event::Apply(next_pod("a", 8)));
     assert!(!cache.is_newly_bereft(&key), "the next of that name has lost nothing");

@@ -7,14 +7,6 @@ use warren_api::annotations;
 
 use super::address::{Block, Kind, kind};
 
-/// The hosts that a pod without an allow list may reach: sources of code and scripts. Package
-/// registries differ from place to place, so they are named by annotation.
-pub const DEFAULT_HOSTS: [&str; 4] =
-    ["github.com", "api.github.com", "raw.githubusercontent.com", "cdn.jsdelivr.net"];
-
-/// The ports of HTTPS and HTTP.
-pub const DEFAULT_PORTS: [u16; 2] = [443, 80];
-
 /// The largest number of entries that is read from an annotation.
 const MOST_ENTRIES: usize = 1000;
 
@@ -100,9 +92,15 @@ impl Denial {
 impl Default for AllowList {
     fn default() -> Self {
         Self {
-            names: DEFAULT_HOSTS.iter().map(|name| NamePattern::Exact((*name).to_owned())).collect(),
+            names: annotations::DEFAULT_ALLOWED_HOSTS
+                .iter()
+                .map(|name| NamePattern::Exact((*name).to_owned()))
+                .collect(),
             blocks: Vec::new(),
-            ports: DEFAULT_PORTS.iter().map(|port| PortRange { first: *port, last: *port }).collect(),
+            ports: annotations::DEFAULT_ALLOWED_PORTS
+                .iter()
+                .map(|port| PortRange { first: *port, last: *port })
+                .collect(),
         }
     }
 }

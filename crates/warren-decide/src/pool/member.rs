@@ -10,7 +10,7 @@ use warren_api::{NameHash, Sandbox, SandboxSpec, SandboxTemplate, SandboxWarmPoo
 use super::Settings;
 use crate::ownership;
 use crate::secure_defaults;
-use crate::staleness::{Hashes, Yardstick};
+use crate::staleness::{Hashes, TemplateComparison};
 
 /// A member with its derived properties. Computing them touches scattered memory, which for a
 /// thousand members is most of the cost of a reconcile, so it is done once.
@@ -26,12 +26,12 @@ pub(super) struct Member<'a> {
 }
 
 impl<'a> Member<'a> {
-    pub(super) fn new(sandbox: &'a Sandbox, yardstick: Option<&Yardstick<'_>>) -> Self {
+    pub(super) fn new(sandbox: &'a Sandbox, comparison: Option<&TemplateComparison<'_>>) -> Self {
         let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice());
         let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
         Self {
             sandbox,
-            is_stale: yardstick.is_some_and(|yardstick| yardstick.is_stale(sandbox)),
+            is_stale: comparison.is_some_and(|comparison| comparison.is_stale(sandbox)),
             is_ready: ready.is_some_and(|ready| ready.status == ConditionStatus::True.as_str()),
             ready,
             created: sandbox.metadata.creation_timestamp.as_ref().map(|Time(time)| *time),

@@ -15,7 +15,7 @@ use super::rules::{Rules, Strategy};
 use super::{Memory, Settings, World, member, rollout};
 use crate::merge;
 use crate::ownership;
-use crate::staleness::Yardstick;
+use crate::staleness::TemplateComparison;
 use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step};
 
 /// The delay of the next reconcile if a pool may not create yet and no event wakes it.
@@ -78,8 +78,8 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
         return plan;
     }
     let rules = Rules::of(&world.pool, settings);
-    let yardstick = world.template.as_deref().map(Yardstick::new);
-    let mut count = classify(world, &rules, yardstick.as_ref(), memory, &mut plan);
+    let comparison = world.template.as_deref().map(TemplateComparison::new);
+    let mut count = classify(world, &rules, comparison.as_ref(), memory, &mut plan);
     let mut wake = Wake::default();
     roll(world, &rules, memory, &mut count, &mut plan);
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
@@ -87,10 +87,10 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     let there = count.active.len().saturating_sub(starting(&count, now).count());
     plan.missing = rules.desired.saturating_sub(there) as f64 / rules.desired.max(1) as f64;
     let status = status(world, &count);
-    size(world, &rules, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
+    size(world, &rules, comparison.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
     plan.notes.extend(nonsense_note(&rules, memory));
-    let judgement = rollout::judge(world, &rules, yardstick.as_ref(), &count.active, memory, now);
+    let judgement = rollout::judge(world, &rules, comparison.as_ref(), &count.active, memory, now);
     plan.verdict = judgement.step;
     plan.verdict_notes = judgement.notes;
     judgement.look_again.into_iter().for_each(|delay| wake.after(delay));
@@ -116,7 +116,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
 fn classify<'a>(
     world: &'a World,
     rules: &Rules,
-    yardstick: Option<&Yardstick<'_>>,
+    comparison: Option<&TemplateComparison<'_>>,
     memory: &mut Memory,
     plan: &mut Plan,
 ) -> Count<'a> {
@@ -140,19 +140,19 @@ fn classify<'a>(
                 memory.expectations.deletion_settled(member_uid);
             }
         } else if orphan {
-            match yardstick {
+            match comparison {
                 // Without a template it cannot be judged, so it is left alone.
                 None => {}
-                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => {
+                Some(comparison) if comparison.is_stale_orphan(sandbox) => {
                     remove(sandbox, memory, world.uptime, &mut plan.repairs);
                 }
-                Some(yardstick) => {
+                Some(comparison) => {
                     plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, sandbox)));
-                    count.active.push(Member::new(sandbox, Some(yardstick)));
+                    count.active.push(Member::new(sandbox, Some(comparison)));
                 }
             }
         } else {
-            let member = Member::new(sandbox, yardstick);
+            let member = Member::new(sandbox, comparison);
             if recreate && member.is_stale {
                 remove(sandbox, memory, world.uptime, &mut plan.repairs);
                 count.terminating += 1;
@@ -244,7 +244,7 @@ fn collect_stuck(
 fn size(
     world: &World,
     rules: &Rules,
-    yardstick: Option<&Yardstick<'_>>,
+    comparison: Option<&TemplateComparison<'_>>,
     memory: &mut Memory,
     settings: &Settings,
     now: Timestamp,
@@ -265,7 +265,7 @@ fn size(
     if world.template.as_ref().is_some_and(|template| memory.is_refused(template)) {
         missing = 0;
     }
-    if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
+    if let (true, Some(comparison), Some(template)) = (missing > 0, comparison, &world.template) {
         let mut refill = |most: Option<usize>| {
             if !met {
                 return wake.after(EXPECTATION_FALLBACK);
@@ -277,7 +277,7 @@ fn size(
             match memory.take_tokens(wanted, settings, world.uptime) {
                 Err(wait) => wake.after(wait),
                 Ok(granted) => {
-                    let member = member::new(&world.pool, template, yardstick.hashes(), settings);
+                    let member = member::new(&world.pool, template, comparison.hashes(), settings);
                     let create = Action::Create(Object::Sandbox(Box::new(member)));
                     plan.creations = vec![Step::new(Stage::Members, create); granted];
                     let count = u32::try_from(granted).unwrap_or(u32::MAX);

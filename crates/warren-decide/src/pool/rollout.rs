@@ -21,7 +21,7 @@ use super::{Memory, World};
 use crate::bounded::bounded;
 use crate::merge;
 use crate::ownership;
-use crate::staleness::Yardstick;
+use crate::staleness::TemplateComparison;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 
 /// The longest part of a member's problem that is repeated.
@@ -87,20 +87,20 @@ impl Tally {
 pub(super) fn judge(
     world: &World,
     rules: &Rules,
-    yardstick: Option<&Yardstick<'_>>,
+    comparison: Option<&TemplateComparison<'_>>,
     active: &[Member<'_>],
     memory: &mut Memory,
     now: Timestamp,
 ) -> Judgement {
     let stored = stored(world);
     let name = &world.pool.spec.sandbox_template_ref.name;
-    let Some(yardstick) = yardstick else {
+    let Some(comparison) = comparison else {
         let verdict = (ConditionStatus::False, Reason::TemplateNotFound);
         let text = || format!("SandboxTemplate {name:?} not found");
         return conclude(world, stored, format!("{name}@"), verdict, text, None, now);
     };
     let tally = Tally::of(active);
-    let template = format!("{name}@{}", yardstick.hashes().blueprint);
+    let template = format!("{name}@{}", comparison.hashes().blueprint);
     let same = stored.as_ref().filter(|stored| stored.template == template);
     let started_at = same.map_or(now, |stored| stored.started_at);
     let was_complete = same.is_some_and(|stored| stored.reason == Reason::Complete.as_str());

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use warren_decide::pod::{Amount, DiskUsage};
 use warren_oci::protocol::ContainerStatus;
 
+use crate::pod_registry::Entry;
 use crate::pod_request::PodDirectory;
-use crate::registry::Entry;
 
 /// The depth limit: each level takes a descriptor while it is read. Real projects are not so deep.
 const DEEPEST: usize = 4000;

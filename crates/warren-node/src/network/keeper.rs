@@ -27,7 +27,7 @@ use warren_decide::network::policy::{Labels, Rules, World, rules};
 
 use super::Network;
 use crate::node::Shared;
-use crate::registry::Seen;
+use crate::pod_registry::Seen;
 
 /// The time in which changes are collected. A policy takes effect this much later, which is not
 /// noticeable, and a thousand pods that start at once do not each cause a full read.

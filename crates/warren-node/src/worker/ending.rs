@@ -33,7 +33,7 @@ impl Worker {
             self.say_stopping(pod, &container.name);
             self.stopping.insert(container.name.clone(), Timestamp::now());
             if container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some()) {
-                self.care.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
+                self.probes.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
             } else {
                 self.signal(&container.name, rustix::process::Signal::TERM).await;
             }
@@ -87,8 +87,8 @@ impl Worker {
 
     /// Ends the shim and everything in it. Logs and the pod's directory stay.
     pub(super) async fn clean_up(&mut self) -> Result<(), StepError> {
-        self.care.end();
-        self.way_out = None;
+        self.probes.end();
+        self.egress_listener = None;
         self.volumes.forget();
         self.stopping.clear();
         let shim = match self.shim.take() {

@@ -101,25 +101,25 @@ impl Worker {
         if in_memory {
             self.make_volumes_in_memory(pod, ids).await?;
         }
-        self.open_way_out().await;
+        self.open_egress().await;
         Ok(starts)
     }
 
     /// Starts to serve the pod's socket to the proxy, if it has one on its loopback. The socket
     /// listens before the pod's first program runs, so a connection is never refused; until this is
     /// done it waits.
-    pub(super) async fn open_way_out(&mut self) {
+    pub(super) async fn open_egress(&mut self) {
         let Some(lease) = self.directory.lease().filter(|lease| !lease.is_reachable()) else { return };
-        let Some(shim) = self.shim.as_mut().filter(|_| self.way_out.is_none()) else { return };
-        let served = match shim.call(Call::WayOut).await {
+        let Some(shim) = self.shim.as_mut().filter(|_| self.egress_listener.is_none()) else { return };
+        let served = match shim.call(Call::EgressListener).await {
             Ok((_, sockets)) => sockets.into_iter().next().map(|socket| {
-                network::serve_way_out(&self.shared, lease, socket).map_err(|problem| problem.to_string())
+                network::serve_egress(&self.shared, lease, socket).map_err(|problem| problem.to_string())
             }),
             // Before the first container there is no network: ask again when there is one.
             Err(problem) => Some(Err(chain(&problem))),
         };
         match served {
-            Some(Ok(tasks)) => self.way_out = Some(tasks),
+            Some(Ok(tasks)) => self.egress_listener = Some(tasks),
             Some(Err(problem)) => debug!(error = %problem, "no way out of the pod yet"),
             None => debug!("the shim gave no socket"),
         }
@@ -192,7 +192,7 @@ impl Worker {
         }
         if self.runs_nothing() {
             // A failed start may have removed the pod's network, and the next one has another.
-            self.way_out = None;
+            self.egress_listener = None;
         }
         for (name, attempt) in starts {
             let request = match self.container(pod, &name, attempt) {
@@ -228,7 +228,7 @@ impl Worker {
                 Err(CallError::Connection(problem)) => self.heard(Err(problem)),
             }
         }
-        self.open_way_out().await;
+        self.open_egress().await;
         Ok(())
     }
 

@@ -131,7 +131,7 @@ enum Network {
 #[derive(Debug, Default)]
 struct Listeners {
     /// The listener through which programs in the pod reach the proxy.
-    way_out: Option<OwnedFd>,
+    egress_listener: Option<OwnedFd>,
     /// The listeners for the program of [`crate::protocol::Activation`].
     activation: Vec<OwnedFd>,
 }
@@ -399,13 +399,13 @@ fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut descriptors = packet.descriptors.into_iter();
     let namespace = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
-    let way_out = if packet.bytes == NETWORK_WITH_WAY_OUT { descriptors.next() } else { None };
-    Ok((namespace, Listeners { way_out, activation: descriptors.collect() }))
+    let egress_listener = if packet.bytes == NETWORK_WITH_EGRESS { descriptors.next() } else { None };
+    Ok((namespace, Listeners { egress_listener, activation: descriptors.collect() }))
 }
 
 /// The messages that hand over the pod's network, without and with a listener for the proxy.
 const NETWORK: &[u8] = b"net";
-const NETWORK_WITH_WAY_OUT: &[u8] = b"net, way out";
+const NETWORK_WITH_EGRESS: &[u8] = b"net, way out";
 
 /// Returns the directory that one attempt of a container writes to.
 pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32) -> PathBuf {
@@ -615,7 +615,7 @@ struct OwnNetwork {
 impl OwnNetwork {
     fn make(pod: &PodRequest) -> Result<Self, StepError> {
         let namespace = child::make_network()?;
-        let way_out = match pod.proxy_port {
+        let egress_listener = match pod.proxy_port {
             // Listen before any program runs that could take the port or find it missing.
             Some(port) => Some(
                 std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port))
@@ -631,16 +631,19 @@ impl OwnNetwork {
                 .step(|| format!("listen on port {port}"))
         });
         let activation = activation.collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { namespace, listeners: Listeners { way_out, activation } })
+        Ok(Self { namespace, listeners: Listeners { egress_listener, activation } })
     }
 
     /// Hands over the network: to the shim, which makes the pod's device, and for the pod's other
     /// containers.
     fn hand_over(&self, shim: &Seqpacket) -> Result<(), StepError> {
-        let Listeners { way_out, activation } = &self.listeners;
-        let message = if way_out.is_some() { NETWORK_WITH_WAY_OUT } else { NETWORK };
-        let descriptors: Vec<BorrowedFd<'_>> =
-            std::iter::once(&self.namespace).chain(way_out).chain(activation).map(AsFd::as_fd).collect();
+        let Listeners { egress_listener, activation } = &self.listeners;
+        let message = if egress_listener.is_some() { NETWORK_WITH_EGRESS } else { NETWORK };
+        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(&self.namespace)
+            .chain(egress_listener)
+            .chain(activation)
+            .map(AsFd::as_fd)
+            .collect();
         shim.send(message, &descriptors).step(|| "hand over the network namespace".to_owned())
     }
 }

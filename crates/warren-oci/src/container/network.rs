@@ -30,9 +30,11 @@ impl PodNamespaces {
 
     /// Returns the socket on which programs in the pod reach the proxy, for the caller to accept
     /// from. It listens in the pod's network.
-    pub(crate) fn way_out(&mut self) -> io::Result<OwnedFd> {
+    pub(crate) fn egress_listener(&mut self) -> io::Result<OwnedFd> {
         self.complete()?;
-        let way_out = self.listeners.way_out.as_ref();
-        way_out.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the pod has none"))?.try_clone()
+        let egress_listener = self.listeners.egress_listener.as_ref();
+        egress_listener
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the pod has none"))?
+            .try_clone()
     }
 }

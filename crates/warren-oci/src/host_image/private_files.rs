@@ -64,7 +64,7 @@ fn make_all(directories: &[PathBuf], place: &Path) -> io::Result<Vec<Cover>> {
         let copy = mount::copy_mount(directory, false).ok();
         let root = copy.as_ref().map_or(directory.clone(), descriptor_path);
         let mut private = Vec::new();
-        look(&root, Path::new(""), &mut private)?;
+        find_private(&root, Path::new(""), &mut private)?;
         if private.is_empty() {
             continue;
         }
@@ -84,7 +84,7 @@ fn descriptor_path(descriptor: &OwnedFd) -> PathBuf {
 
 /// Collects the files that other users may not read, and the directories that they may not list or
 /// enter.
-fn look(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()> {
+fn find_private(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(root.join(below))? {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -98,7 +98,7 @@ fn look(root: &Path, below: &Path, private: &mut Vec<PathBuf>) -> io::Result<()>
             // A file that cannot be checked is private.
             Err(_) => private.push(path),
             Ok(metadata) if metadata.permissions().mode() & needed != needed => private.push(path),
-            Ok(_) if kind.is_dir() => look(root, &path, private)?,
+            Ok(_) if kind.is_dir() => find_private(root, &path, private)?,
             Ok(_) => {}
         }
     }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::Shim;
-use super::guest::Visitor;
+use super::guest::ExecProcess;
 use crate::container;
 use crate::protocol::ContainerStatus;
 
@@ -77,10 +77,10 @@ impl Shim {
         let container = activation.container.clone();
         match started {
             Ok(exec) => {
-                let number = self.next_visitor;
-                self.next_visitor += 1;
+                let number = self.next_exec;
+                self.next_exec += 1;
                 self.activation.running_since = Some(Instant::now());
-                self.visitors.insert(number, Visitor { container, exec, asker: None, oom_kills_before });
+                self.execs.insert(number, ExecProcess { container, exec, asker: None, oom_kills_before });
             }
             Err(refusal) => self.activation.ended(Some(&refusal.message)),
         }

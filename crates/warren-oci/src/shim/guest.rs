@@ -48,7 +48,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A process beside the container's own.
 #[derive(Debug)]
-pub(super) struct Visitor {
+pub(super) struct ExecProcess {
     pub(super) container: String,
     pub(super) exec: Exec,
     /// `None` for the program of an activation, which no client started.
@@ -155,7 +155,7 @@ impl Guest {
     }
 
     /// Reads the counters. Returns true if they have changed.
-    pub(super) fn look_at_limits(&mut self) -> bool {
+    pub(super) fn read_limit_events(&mut self) -> bool {
         let Some(container) = &self.container else { return false };
         for watch in &self.watches {
             // Reading silences a watch until the next event. A file must be read from its start.

@@ -30,7 +30,7 @@ use warren_sys::{mount, namespace};
 use self::activation::ActivationState;
 use self::attach::Attachments;
 use self::clients::{Asker, Clients};
-use self::guest::{Guest, Visitor};
+use self::guest::{ExecProcess, Guest};
 use self::log::Stream;
 use crate::cgroup_names;
 use crate::client::socket_path;
@@ -143,10 +143,10 @@ struct Shim {
     clients: Clients,
     namespaces: Option<PodNamespaces>,
     guests: BTreeMap<String, Guest>,
-    visitors: BTreeMap<u64, Visitor>,
+    execs: BTreeMap<u64, ExecProcess>,
     attachments: Attachments,
     activation: ActivationState,
-    next_visitor: u64,
+    next_exec: u64,
     revision: u64,
     paused: bool,
     /// The clients that requested the shutdown.
@@ -192,10 +192,10 @@ impl Shim {
             clients,
             namespaces,
             guests,
-            visitors: BTreeMap::new(),
+            execs: BTreeMap::new(),
             attachments: Attachments::default(),
             activation: ActivationState::default(),
-            next_visitor: 1,
+            next_exec: 1,
             revision: 0,
             paused: false,
             closing: None,
@@ -271,13 +271,13 @@ impl Shim {
             sources.push(Source::Client(client.number));
             waits.push(PollFd::new(client, flags));
         }
-        for (number, visitor) in &self.visitors {
-            if let Some(report) = &visitor.exec.report {
-                sources.push(Source::VisitorReport(*number));
+        for (number, process) in &self.execs {
+            if let Some(report) = &process.exec.report {
+                sources.push(Source::ExecReport(*number));
                 waits.push(PollFd::new(report, PollFlags::IN));
             }
-            sources.push(Source::VisitorExit(*number));
-            waits.push(PollFd::from_borrowed_fd(visitor.exec.child.pidfd(), PollFlags::IN));
+            sources.push(Source::ExecExit(*number));
+            waits.push(PollFd::from_borrowed_fd(process.exec.child.pidfd(), PollFlags::IN));
         }
         for (name, guest) in &self.guests {
             let Some(container) = &guest.container else { continue };
@@ -355,14 +355,14 @@ impl Shim {
             }
             Source::Limits(name) => {
                 if let Some(guest) = self.guests.get_mut(&name) {
-                    self.dirty |= guest.look_at_limits();
+                    self.dirty |= guest.read_limit_events();
                 }
             }
             Source::Exit(name) => self.settle_exit(&name),
             Source::Attached(number, stream) => self.attachments.flush(number, stream),
             Source::Activation => self.activate(),
-            Source::VisitorReport(number) => self.settle_visitor_start(number),
-            Source::VisitorExit(number) => self.settle_visitor_exit(number),
+            Source::ExecReport(number) => self.settle_exec_start(number),
+            Source::ExecExit(number) => self.settle_exec_exit(number),
         }
     }
 
@@ -392,13 +392,13 @@ impl Shim {
         {
             let interval = (interval * 2).min(LAST_LOOK);
             self.next_look = Some((Instant::now() + interval, interval));
-            self.look();
+            self.read_limit_events_of_all();
         }
     }
 
-    fn look(&mut self) {
+    fn read_limit_events_of_all(&mut self) {
         for guest in self.guests.values_mut() {
-            self.dirty |= guest.look_at_limits();
+            self.dirty |= guest.read_limit_events();
         }
     }
 
@@ -416,7 +416,7 @@ impl Shim {
     /// Removes the cgroups and answers the shutdown requests, once all processes are dead.
     fn finish_closing(&mut self) {
         if self.closing.is_none()
-            || !self.visitors.is_empty()
+            || !self.execs.is_empty()
             || self.guests.values().any(|guest| guest.container.is_some())
         {
             return;
@@ -452,6 +452,6 @@ enum Source {
     Attached(u64, Stream),
     /// A client has connected to a port of the activation.
     Activation,
-    VisitorReport(u64),
-    VisitorExit(u64),
+    ExecReport(u64),
+    ExecExit(u64),
 }

@@ -7,7 +7,7 @@ use warren_sys::cgroup::Cgroup;
 
 use super::Shim;
 use super::clients::Asker;
-use super::guest::{Guest, Visitor};
+use super::guest::{ExecProcess, Guest};
 use crate::container;
 use crate::protocol::{
     Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, MemoryVolume, Refusal, RefusalReason,
@@ -39,7 +39,7 @@ impl Shim {
     fn serve(&mut self, asker: Asker, call: Call) -> Result<Option<Answer>, Refusal> {
         match call {
             Call::State => {
-                self.look();
+                self.read_limit_events_of_all();
                 Ok(Some(Answer::State { state: self.state() }))
             }
             Call::Subscribe => {
@@ -54,7 +54,7 @@ impl Shim {
                 Ok(Some(Answer::Done))
             }
             Call::Socket { version_6 } => self.socket(asker, version_6),
-            Call::WayOut => self.way_out(asker),
+            Call::EgressListener => self.egress_listener(asker),
             Call::Volume(wanted) => self.volume(asker, &wanted),
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
@@ -147,11 +147,11 @@ impl Shim {
         };
         let oom_kills_before = container.cgroup.oom_kills().unwrap_or(guest.oom_kills);
         let exec = container::exec(&self.workshop, self.pod.ids, container, request)?;
-        let number = self.next_visitor;
-        self.next_visitor += 1;
-        self.visitors.insert(
+        let number = self.next_exec;
+        self.next_exec += 1;
+        self.execs.insert(
             number,
-            Visitor { container: request.container.clone(), exec, asker: Some(asker), oom_kills_before },
+            ExecProcess { container: request.container.clone(), exec, asker: Some(asker), oom_kills_before },
         );
         Ok(None)
     }
@@ -169,10 +169,10 @@ impl Shim {
         Ok(None)
     }
 
-    fn way_out(&mut self, asker: Asker) -> Result<Option<Answer>, Refusal> {
+    fn egress_listener(&mut self, asker: Asker) -> Result<Option<Answer>, Refusal> {
         let namespaces = self.namespaces.as_mut();
         let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
-        let socket = namespaces.way_out().map_err(failed("find the way to the proxy"))?;
+        let socket = namespaces.egress_listener().map_err(failed("find the way to the proxy"))?;
         self.clients.reply(asker, Ok(Answer::Done), vec![socket]);
         Ok(None)
     }
@@ -186,11 +186,11 @@ impl Shim {
     }
 
     fn resize(&mut self, exec: u64, size: TerminalSize) -> Result<Option<Answer>, Refusal> {
-        let visitor = self.visitors.get(&exec).ok_or_else(|| invalid(format!("there is no exec {exec}")))?;
+        let process = self.execs.get(&exec).ok_or_else(|| invalid(format!("there is no exec {exec}")))?;
         let terminal =
-            visitor.exec.terminal.ok_or_else(|| invalid(format!("exec {exec} has no terminal")))?;
+            process.exec.terminal.ok_or_else(|| invalid(format!("exec {exec} has no terminal")))?;
         if let Some(container) =
-            self.guests.get(&visitor.container).and_then(|guest| guest.container.as_ref())
+            self.guests.get(&process.container).and_then(|guest| guest.container.as_ref())
         {
             container::resize(container, terminal, size).map_err(failed("resize the terminal"))?;
         }
@@ -203,9 +203,7 @@ impl Shim {
                 Some(guest) => Some(guest.signal(signal)),
                 None => return Err(invalid(format!("there is no container `{name}`"))),
             },
-            Target::Exec(number) => {
-                self.visitors.get(number).map(|visitor| visitor.exec.child.signal(signal))
-            }
+            Target::Exec(number) => self.execs.get(number).map(|process| process.exec.child.signal(signal)),
         };
         match sent.unwrap_or(Ok(())) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(invalid(error.to_string())),
@@ -220,8 +218,8 @@ impl Shim {
                 let _ = container.signal(libc::SIGKILL);
             }
         }
-        for visitor in self.visitors.values() {
-            let _ = visitor.exec.child.signal(libc::SIGKILL);
+        for process in self.execs.values() {
+            let _ = process.exec.child.signal(libc::SIGKILL);
         }
         if self.paused {
             // They were killed while frozen, so they die as soon as they thaw, without running any

@@ -72,7 +72,7 @@ impl Shim {
             self.attachments.end(name, stream);
         }
         guest.log.finish();
-        guest.look_at_limits();
+        guest.read_limit_events();
         let started_at = match guest.status {
             ContainerStatus::Running { started_at, .. } => started_at,
             _ => Timestamp::now(),
@@ -93,16 +93,16 @@ impl Shim {
         self.record_first = true;
     }
 
-    pub(super) fn settle_visitor_start(&mut self, number: u64) {
-        let Some(visitor) = self.visitors.get_mut(&number) else { return };
-        let Some(report) = visitor.exec.report.take() else { return };
-        let asker = visitor.asker;
-        let pid = visitor.exec.child.pid();
-        let streams = std::mem::take(&mut visitor.exec.streams);
+    pub(super) fn settle_exec_start(&mut self, number: u64) {
+        let Some(process) = self.execs.get_mut(&number) else { return };
+        let Some(report) = process.exec.report.take() else { return };
+        let asker = process.asker;
+        let pid = process.exec.child.pid();
+        let streams = std::mem::take(&mut process.exec.streams);
         match container::read_report(&report) {
             Some(refusal) => {
-                let _ = visitor.exec.child.wait();
-                self.visitors.remove(&number);
+                let _ = process.exec.child.wait();
+                self.execs.remove(&number);
                 match asker {
                     Some(asker) => self.clients.reply(asker, Err(refusal), Vec::new()),
                     None => self.activation.ended(Some(&refusal.message)),
@@ -116,23 +116,23 @@ impl Shim {
         }
     }
 
-    pub(super) fn settle_visitor_exit(&mut self, number: u64) {
-        self.settle_visitor_start(number);
-        let Some(visitor) = self.visitors.get(&number) else { return };
-        let exit = match visitor.exec.child.try_wait() {
+    pub(super) fn settle_exec_exit(&mut self, number: u64) {
+        self.settle_exec_start(number);
+        let Some(process) = self.execs.get(&number) else { return };
+        let exit = match process.exec.child.try_wait() {
             Ok(Some(exit)) => exit,
             Ok(None) => return,
             Err(_) => Exit::Signal(libc::SIGKILL),
         };
-        let Some(visitor) = self.visitors.remove(&number) else { return };
-        let mut oom_kills = visitor.oom_kills_before;
-        if let Some(guest) = self.guests.get_mut(&visitor.container) {
-            self.dirty |= guest.look_at_limits();
+        let Some(process) = self.execs.remove(&number) else { return };
+        let mut oom_kills = process.oom_kills_before;
+        if let Some(guest) = self.guests.get_mut(&process.container) {
+            self.dirty |= guest.read_limit_events();
             oom_kills = guest.oom_kills;
         }
-        let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
+        let oom_killed = oom_kills > process.oom_kills_before && was_killed(exit);
         self.look_soon();
-        match visitor.asker {
+        match process.asker {
             Some(asker) => {
                 let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
                 self.clients.tell(asker.client, event);

@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
-use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxWarmPool};
 use warren_client::kube::Client;
 use warren_client::kube::api::Api;
 use warren_client::kube::runtime::{WatchStreamExt as _, watcher};
@@ -27,9 +27,11 @@ pub enum Topic {
     Claims,
     /// The sessions.
     Sessions,
+    /// The tasks.
+    Tasks,
 }
 
-const ALL: [Topic; 4] = [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions];
+const ALL: [Topic; 5] = [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions, Topic::Tasks];
 
 /// The channel on which changes are announced. Clones share it.
 #[derive(Clone, Debug)]
@@ -73,6 +75,8 @@ impl Changes {
                 // The state of a claim is that of its sandbox, too.
                 watch!(SandboxClaim, Topic::Claims, Topic::Sandboxes),
                 watch!(SandboxWarmPool, Topic::Pools),
+                // A cluster that does not serve tasks answers with errors, further and further apart.
+                watch!(AgentTask, Topic::Tasks),
             )
         };
         tokio::select! {

@@ -23,12 +23,13 @@ use super::settings::{self, Kubernetes};
 
 type Answer = Result<Response<Body>, Failure>;
 
-fn unavailable(message: impl Into<String>) -> Failure {
+/// Says that the home or cluster does not answer.
+pub fn unavailable(message: impl Into<String>) -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "PROVIDER_UNAVAILABLE", message)
 }
 
 /// Connects to the home or cluster. A provider without one has neither pools nor claims.
-async fn reach(service: &Service) -> Result<Option<(Client, String)>, Failure> {
+pub async fn reach(service: &Service) -> Result<Option<(Client, String)>, Failure> {
     let Some(reach) = &service.reach else { return Ok(None) };
     let client = reach.connect(false).await.map_err(unavailable)?;
     let namespace = service.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());

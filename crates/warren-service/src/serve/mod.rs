@@ -16,6 +16,7 @@ mod routes;
 mod sandboxes;
 mod sessions;
 mod settings;
+mod tasks;
 mod terminals;
 
 use std::net::SocketAddr;
@@ -34,17 +35,19 @@ use warren_client::connect;
 use warren_client::home::{DataDir, Surroundings};
 use warren_client::kube::Client;
 use warren_mcp::Connect as _;
-use warren_providers::{Connect, LocalProvider, Options, Provider, WarrenProvider};
+use warren_providers::{
+    Connect, DockerOptions, DockerProvider, LocalProvider, Options, Provider, WarrenProvider,
+};
 use warren_sessions::{Limits, Store};
 
-use crate::cli;
+use crate::cli::{self, ProviderName};
 use crate::home::Home;
 use access::Access;
 use agent_runs::AgentRuns;
 pub use agent_runs::agent_run;
 use changes::Changes;
 use database::Database;
-use settings::{Defaults, Kubernetes, ProviderName};
+use settings::{Defaults, Kubernetes};
 use terminals::Terminals;
 
 /// Everything that handlers use.
@@ -87,7 +90,7 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     let database = Database::open(&directory.join("service.db"))?;
     let store =
         Store::open(&directory.join("sessions.db"), Limits::default()).context("open the sessions")?;
-    let (reach, provider, namespace) = provider(&arguments, &database).await?;
+    let (reach, provider, namespace) = provider(&arguments, &database, &directory).await?;
     let shutdown = CancellationToken::new();
     let changes = Changes::new();
     let terminals =
@@ -209,11 +212,12 @@ async fn first_key(database: &Database, new: bool, now: Timestamp) -> anyhow::Re
     Ok(Some(key))
 }
 
-/// Chooses what runs sandboxes: what the command line names, else what the settings name, else the local home. A cluster
-/// from the settings that cannot be used gives way to the local home.
+/// Chooses what runs sandboxes: what the command line names, else what the settings name, else the local home. A cluster or a
+/// Docker engine that was chosen by its name and cannot be used gives way to the local home.
 async fn provider(
     arguments: &cli::Serve,
     database: &Database,
+    directory: &Path,
 ) -> anyhow::Result<(Option<Reach>, Arc<dyn Provider>, Option<String>)> {
     let place = &arguments.place;
     if let Some(directory) = &arguments.local_provider {
@@ -221,7 +225,6 @@ async fn provider(
         tracing::warn!(directory = %directory.display(), "commands run directly on this machine, isolated by nothing");
         return Ok((None, Arc::new(provider), None));
     }
-    let local = || Home::Local { data_dir: place.data_dir.clone() };
     let options = |namespace: Option<String>, local_home: bool| Options {
         namespace,
         image: place.image.clone(),
@@ -239,10 +242,11 @@ async fn provider(
         return Ok(make(Reach::new(home), options(place.namespace.clone(), false)));
     }
     let defaults: Defaults = settings::read(database, settings::DEFAULTS).await.map_err(failed)?;
-    if defaults.provider == Some(ProviderName::Kubernetes) {
-        let settings: Kubernetes = settings::read(database, settings::KUBERNETES).await.map_err(failed)?;
-        match cluster::kubeconfig(settings.kube_config_path.as_deref()) {
-            Ok(kubeconfig) => {
+    match arguments.provider.or(defaults.provider) {
+        Some(ProviderName::Kubernetes) => {
+            let settings: Kubernetes =
+                settings::read(database, settings::KUBERNETES).await.map_err(failed)?;
+            let made = cluster::kubeconfig(settings.kube_config_path.as_deref()).map(|kubeconfig| {
                 let home = Home::Cluster { kubeconfig, context: settings.kube_context.clone() };
                 let own = options(place.namespace.clone().or(settings.namespace.clone()), false);
                 let own = Options {
@@ -250,26 +254,85 @@ async fn provider(
                     runtime_class: settings.runtime_class_name.filter(|class| class != "none"),
                     ..own
                 };
-                let made = make(Reach::new(home), own);
-                let health = made.1.health_check().await;
-                if health.healthy {
-                    return Ok(made);
+                make(Reach::new(home), own)
+            });
+            match made {
+                Ok(made) => {
+                    let health = made.1.health_check().await;
+                    if health.healthy {
+                        return Ok(made);
+                    }
+                    let message = health.message.unwrap_or_default();
+                    tracing::warn!(
+                        message,
+                        "the cluster of the settings cannot be used; using the local home"
+                    );
                 }
-                let message = health.message.unwrap_or_default();
-                tracing::warn!(message, "the cluster of the settings cannot be used; using the local home");
-            }
-            Err(failure) => {
-                let message = failure.message;
-                tracing::warn!(message, "the cluster of the settings cannot be used; using the local home");
+                Err(failure) => {
+                    let message = failure.message;
+                    tracing::warn!(
+                        message,
+                        "the cluster of the settings cannot be used; using the local home"
+                    );
+                }
             }
         }
+        Some(ProviderName::Docker) => match docker(arguments, directory).await {
+            Ok(provider) => return Ok((None, Arc::new(provider), None)),
+            Err(error) => {
+                let message = format!("{error:#}");
+                tracing::warn!(message, "the Docker engine cannot be used; using the local home");
+            }
+        },
+        Some(ProviderName::Warren) | None => {}
     }
-    let reach = Reach::new(local());
+    let reach = Reach::new(Home::Local { data_dir: place.data_dir.clone() });
     // The service runs without a home, and says so; the first sandbox tries to start it again.
     if let Err(error) = reach.connect(true).await {
         tracing::warn!(error, "the local home is not running");
     }
     Ok(make(reach, options(place.namespace.clone(), true)))
+}
+
+/// Connects to the Docker engine, and removes what an earlier service has left half made there.
+async fn docker(arguments: &cli::Serve, directory: &Path) -> anyhow::Result<DockerProvider> {
+    let provider = DockerProvider::new(DockerOptions {
+        host: arguments.docker_host.clone(),
+        owner: docker_owner(directory)?,
+        image: arguments.place.image.clone(),
+        network: arguments.docker_network.clone(),
+        most_sandboxes: arguments.place.max_sandboxes,
+    })?;
+    let health = provider.health_check().await;
+    if !health.healthy {
+        bail!(health.message.unwrap_or_default());
+    }
+    let removed = provider.recover().await?;
+    if removed > 0 {
+        tracing::info!(removed, "removed what was left half made on the Docker engine");
+    }
+    Ok(provider)
+}
+
+/// Returns the name by which this service knows its sandboxes among those of others on the same engine.
+fn docker_owner(directory: &Path) -> anyhow::Result<String> {
+    let path = directory.join("docker-owner");
+    match std::fs::read_to_string(&path) {
+        Ok(owner) => return Ok(owner.trim().to_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| format!("read `{}`", path.display())),
+    }
+    let owner = uuid::Uuid::new_v4().simple().to_string();
+    // Complete or not there at all: another name would lose every sandbox.
+    let write = || -> std::io::Result<()> {
+        let new = directory.join("docker-owner.new");
+        let mut file = std::fs::File::create(&new)?;
+        std::io::Write::write_all(&mut file, owner.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)
+    };
+    write().with_context(|| format!("write `{}`", path.display()))?;
+    Ok(owner)
 }
 
 /// A home, with the client that reached it. Clones share it.

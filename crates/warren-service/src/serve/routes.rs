@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::{self, COOKIE_NAME, Caller, LOGIN_LIFE};
 use super::answer::{Body, Failure, data, stream_response};
 use super::request::Request;
-use super::{Service, agent_runs, changes, cluster, sandboxes, sessions, settings};
+use super::{Service, agent_runs, changes, cluster, sandboxes, sessions, settings, tasks};
 
 type Answer = Result<Response<Body>, Failure>;
 
@@ -35,6 +35,12 @@ pub async fn answer(service: &Arc<Service>, request: Request) -> Answer {
         ["settings", key] if is(&put) => set(service, key, request).await,
         ["pools"] if is(&get) => cluster::pools(service).await,
         ["claims"] if is(&get) => cluster::claims(service).await,
+        ["tasks"] if is(&get) => tasks::list(service).await,
+        ["tasks"] if is(&post) => tasks::create(service, request).await,
+        ["tasks", name] if is(&get) => tasks::one(service, name).await,
+        ["tasks", name] if is(&delete) => tasks::remove(service, name).await,
+        ["tasks", name, "cancel"] if is(&post) => tasks::cancel(service, name).await,
+        ["tasks", name, "log"] if is(&get) => tasks::log(service, name).await,
         ["sandbox", "k8s", "controller"] if is(&get) => cluster::controller(service).await,
         ["sandbox", "k8s", what] if is(&get) => cluster::cluster(service, what, &request).await,
         ["sandboxes"] if is(&get) => data(&service.provider.list().await?),

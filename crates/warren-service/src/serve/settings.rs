@@ -6,6 +6,7 @@ use warren_providers::{Wanted, check_image};
 
 use super::answer::Failure;
 use super::database::Database;
+use crate::cli::ProviderName;
 
 /// The key of [`Defaults`], for sandboxes for which a client names nothing.
 pub const DEFAULTS: &str = "sandbox.defaults";
@@ -34,16 +35,6 @@ pub struct Defaults {
     pub memory_mb: Option<u32>,
     /// Their processors.
     pub cpu_cores: Option<f64>,
-}
-
-/// A provider that can be chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ProviderName {
-    /// The local home.
-    Warren,
-    /// The cluster of [`KUBERNETES`].
-    Kubernetes,
 }
 
 /// Fields of [`KUBERNETES`]; they take effect at the next start.
@@ -151,6 +142,7 @@ mod tests {
         for (key, value) in [
             (DEFAULTS, json!({ "provider": "warren", "memoryMb": 2048, "cpuCores": 2, "image": "busybox" })),
             (KUBERNETES, json!({ "namespace": "a", "kubeContext": "b", "runtimeClassName": "gvisor" })),
+            (DEFAULTS, json!({ "provider": "docker" })),
             (RUNNER, json!({ "cmd": "agent", "args": ["--json"], "cwd": "/work", "timeoutMs": 60_000 })),
             (MODE, json!("shared")),
             (MODE, json!("per-project")),

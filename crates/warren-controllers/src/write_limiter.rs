@@ -1,6 +1,6 @@
 //! Limits concurrent writes while claims are served (an AIMD limiter): users wait for claims, so
 //! they come first. While claims are served, all other work uses fewer concurrent requests if the
-//! API server is busy. If the server has room, nothing is limited.
+//! API server is busy. If the server has capacity, nothing is limited.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,110 +10,110 @@ use crate::clock::Clock;
 use crate::queue::{ObjectKey, WorkQueue};
 
 /// The time after a claim's last reconcile in which further claims are expected.
-const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
+const CLAIM_WINDOW: Duration = Duration::from_millis(250);
 /// The factor above the fastest status write at which the server counts as busy.
-const BUSY: u32 = 2;
+const BUSY_FACTOR: u32 = 2;
 /// The slack that is added to that before the server counts as busy.
-const A_LITTLE: Duration = Duration::from_millis(5);
+const LATENCY_SLACK: Duration = Duration::from_millis(5);
 /// The lower limit on concurrent writes, so that other work still progresses.
-const FEWEST: f64 = 1.0;
+const MIN_LIMIT: f64 = 1.0;
 /// The upper limit on concurrent writes.
-const MOST: f64 = 256.0;
+const MAX_LIMIT: f64 = 256.0;
 /// The factor by which one slow write reduces the limit.
-const LESS: f64 = 0.9;
+const DECREASE: f64 = 0.9;
 /// The limit if a pool is empty, even if the server is busy: a claim that finds no member costs the
 /// server three times as much as one that does.
-const NEEDED: f64 = 16.0;
+const EMPTY_POOL_LIMIT: f64 = 16.0;
 /// The limit below which deferrable work waits.
-const CROWDED: f64 = 8.0;
-/// The time after which work without room tries again by itself: the claims may have ended
+const SATURATED_BELOW: f64 = 8.0;
+/// The time after which work without capacity tries again by itself: the claims may have ended
 /// meanwhile, or the wake-up may have been lost.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The time in which the remembered fastest write doubles unless a faster one comes: the server may
 /// have moved farther away.
-const FORGET: Duration = Duration::from_secs(60);
+const BASELINE_DOUBLES: Duration = Duration::from_secs(60);
 /// The number of such times after which every write counts as fast.
-const ALL_FORGOTTEN: f64 = 20.0;
+const MAX_DOUBLINGS: f64 = 20.0;
 
 /// The limiter.
-pub(crate) struct Courtesy {
+pub(crate) struct WriteLimiter {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    room: Room,
+    capacity: Capacity,
     under_way: usize,
     last_claim: Option<Duration>,
     /// The missing part of each pool that is not full.
     missing: HashMap<ObjectKey, f64>,
-    /// The keys that found no room, in order of arrival, and as a set. The end of a turn wakes the
-    /// next.
+    /// The keys that found no capacity, in order of arrival, and as a set. The end of a permit
+    /// wakes the next.
     waiting: VecDeque<ObjectKey>,
-    named: HashSet<ObjectKey>,
+    queued: HashSet<ObjectKey>,
 }
 
 impl State {
-    /// Returns the limit: the server's room, or more if a pool is empty. Quadratic: small while
+    /// Returns the limit: the server's capacity, or more if a pool is empty. Quadratic: small while
     /// there are many members.
-    fn most(&self) -> usize {
+    fn limit(&self) -> usize {
         let missing = self.missing.values().copied().fold(0.0, f64::max);
-        self.room.most.max(NEEDED * missing * missing) as usize
+        self.capacity.limit.max(EMPTY_POOL_LIMIT * missing * missing) as usize
     }
 }
 
-/// The server's room beside the claims, measured by the duration of status writes. They are the
+/// The server's capacity beside the claims, measured by the duration of status writes. They are the
 /// simplest request, and depend on no other party; creating a pod also depends on what the server
 /// has to call.
 #[derive(Debug)]
-struct Room {
+struct Capacity {
     /// The duration of the fastest write, and its time.
-    quickest: Option<(Duration, Duration)>,
-    most: f64,
+    fastest: Option<(Duration, Duration)>,
+    limit: f64,
 }
 
-impl Default for Room {
+impl Default for Capacity {
     fn default() -> Self {
-        Self { quickest: None, most: MOST }
+        Self { fastest: None, limit: MAX_LIMIT }
     }
 }
 
-impl Room {
+impl Capacity {
     /// Records the duration of a status write: a slow one reduces the limit by a factor, a fast one
     /// raises it by a step.
     fn observe(&mut self, took: Duration, uptime: Duration) {
-        let quick = self.quickest.map(|(quickest, at)| {
-            let doublings = uptime.saturating_sub(at).div_duration_f64(FORGET).min(ALL_FORGOTTEN);
-            quickest.mul_f64(doublings.exp2())
+        let quick = self.fastest.map(|(fastest, at)| {
+            let doublings = uptime.saturating_sub(at).div_duration_f64(BASELINE_DOUBLES).min(MAX_DOUBLINGS);
+            fastest.mul_f64(doublings.exp2())
         });
         let quick = match quick.filter(|quick| *quick < took) {
             Some(quick) => quick,
             None => {
-                self.quickest = Some((took, uptime));
+                self.fastest = Some((took, uptime));
                 took
             }
         };
-        self.most = match took > quick * BUSY + A_LITTLE {
-            true => (self.most * LESS).max(FEWEST),
-            false => (self.most + 1.0 / self.most).min(MOST),
+        self.limit = match took > quick * BUSY_FACTOR + LATENCY_SLACK {
+            true => (self.limit * DECREASE).max(MIN_LIMIT),
+            false => (self.limit + 1.0 / self.limit).min(MAX_LIMIT),
         };
     }
 }
 
-impl Courtesy {
+impl WriteLimiter {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, state: Mutex::default() }
     }
 
     /// Records that a claim is being served.
-    pub(crate) fn claim_comes(&self) {
+    pub(crate) fn note_claim(&self) {
         self.state().last_claim = Some(self.clock.uptime());
     }
 
     pub(crate) fn observe(&self, took: Duration) {
         let uptime = self.clock.uptime();
-        self.state().room.observe(took, uptime);
+        self.state().capacity.observe(took, uptime);
     }
 
     /// Records the missing part of a pool, from 0 to 1.
@@ -127,43 +127,43 @@ impl Courtesy {
 
     /// Returns how many concurrent writes other work may make; unlimited while no claims are
     /// served.
-    pub(crate) fn most(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         let state = self.state();
-        match self.claims_for(&state).is_zero() {
+        match self.claim_window_left(&state).is_zero() {
             true => usize::MAX,
-            false => state.most(),
+            false => state.limit(),
         }
     }
 
-    /// Returns true if claims are served and the server has little room for anything else, whatever
-    /// a pool needs.
-    pub(crate) fn is_crowded(&self) -> bool {
+    /// Returns true if claims are served and the server has little capacity for anything else,
+    /// whatever a pool needs.
+    pub(crate) fn is_saturated(&self) -> bool {
         let state = self.state();
-        !self.claims_for(&state).is_zero() && state.room.most < CROWDED
+        !self.claim_window_left(&state).is_zero() && state.capacity.limit < SATURATED_BELOW
     }
 
-    /// Takes a turn beside the claims; `None` if there is no room. The key is then added to the
-    /// queue again when there is, and should be tried again after [`LONGEST_WAIT`]. A worker must
-    /// not wait for a turn, since other keys need none.
-    pub(crate) fn turn<'a>(&'a self, key: &ObjectKey, queue: &'a WorkQueue) -> Option<Turn<'a>> {
+    /// Acquires a permit beside the claims; `None` if there is no capacity. The key is then added
+    /// to the queue again when there is, and should be tried again after [`LONGEST_WAIT`]. A worker
+    /// must not wait for a permit, since other keys need none.
+    pub(crate) fn try_acquire<'a>(&'a self, key: &ObjectKey, queue: &'a WorkQueue) -> Option<Permit<'a>> {
         let mut state = self.state();
-        if self.has_room(&state) {
+        if self.has_capacity(&state) {
             state.under_way += 1;
-            return Some(Turn { courtesy: self, queue });
+            return Some(Permit { write_limiter: self, queue });
         }
-        if state.named.insert(key.clone()) {
+        if state.queued.insert(key.clone()) {
             state.waiting.push_back(key.clone());
         }
         None
     }
 
-    fn has_room(&self, state: &State) -> bool {
-        self.claims_for(state).is_zero() || state.under_way < state.most()
+    fn has_capacity(&self, state: &State) -> bool {
+        self.claim_window_left(state).is_zero() || state.under_way < state.limit()
     }
 
     /// Returns for how long claims are expected from now on, if no further one comes.
-    fn claims_for(&self, state: &State) -> Duration {
-        let until = state.last_claim.map_or(Duration::ZERO, |last| last + CLAIMS_GO_ON);
+    fn claim_window_left(&self, state: &State) -> Duration {
+        let until = state.last_claim.map_or(Duration::ZERO, |last| last + CLAIM_WINDOW);
         until.saturating_sub(self.clock.uptime())
     }
 
@@ -173,22 +173,22 @@ impl Courtesy {
     }
 }
 
-/// A turn, held until it is dropped.
-pub(crate) struct Turn<'a> {
-    courtesy: &'a Courtesy,
+/// A permit, held until it is dropped.
+pub(crate) struct Permit<'a> {
+    write_limiter: &'a WriteLimiter,
     queue: &'a WorkQueue,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let mut state = self.courtesy.state();
+        let mut state = self.write_limiter.state();
         state.under_way -= 1;
-        let next = match self.courtesy.claims_for(&state).is_zero() {
+        let next = match self.write_limiter.claim_window_left(&state).is_zero() {
             true => state.waiting.len(),
-            false => state.most().saturating_sub(state.under_way).min(state.waiting.len()),
+            false => state.limit().saturating_sub(state.under_way).min(state.waiting.len()),
         };
         for key in state.waiting.drain(..next).collect::<Vec<_>>() {
-            state.named.remove(&key);
+            state.queued.remove(&key);
             self.queue.add(key);
         }
     }
@@ -204,11 +204,11 @@ mod tests {
     const EVERY: Duration = Duration::from_millis(10);
 
     fn after(statuses: &[u64]) -> usize {
-        let mut room = Room::default();
+        let mut capacity = Capacity::default();
         for (number, took) in (0..).zip(statuses) {
-            room.observe(Duration::from_millis(*took), EVERY * number);
+            capacity.observe(Duration::from_millis(*took), EVERY * number);
         }
-        room.most as usize
+        capacity.limit as usize
     }
 
     #[test]
@@ -227,39 +227,39 @@ mod tests {
         let moved_away = |since: usize| after(&[vec![4; 100], vec![80; minutes(since)]].concat());
         assert_eq!(moved_away(3), 1);
         assert!(moved_away(5) > 40);
-        let mut room = Room::default();
-        room.observe(Duration::from_millis(4), Duration::ZERO);
-        room.observe(Duration::from_secs(30), Duration::from_secs(30 * 24 * 60 * 60));
-        assert_eq!(room.most as usize, 256, "what was quick a month ago says nothing");
+        let mut capacity = Capacity::default();
+        capacity.observe(Duration::from_millis(4), Duration::ZERO);
+        capacity.observe(Duration::from_secs(30), Duration::from_secs(30 * 24 * 60 * 60));
+        assert_eq!(capacity.limit as usize, 256, "what was quick a month ago says nothing");
     }
 
     #[tokio::test(start_paused = true)]
     async fn others_take_turns_while_claims_come_and_go_on_after_them() {
         let clock = Arc::new(SystemClock::start());
-        let (courtesy, queue) = (Courtesy::new(clock.clone()), WorkQueue::new("test", clock));
+        let (write_limiter, queue) = (WriteLimiter::new(clock.clone()), WorkQueue::new("test", clock));
         let [a, b, c, d] =
             ["a", "b", "c", "d"].map(|name| ObjectKey { namespace: "n".to_owned(), name: name.to_owned() });
         for took in [[4; 100], [40; 100]].concat() {
-            courtesy.observe(Duration::from_millis(took));
+            write_limiter.observe(Duration::from_millis(took));
         }
-        assert_eq!(courtesy.most(), usize::MAX, "there are no claims");
-        courtesy.claim_comes();
-        assert_eq!(courtesy.most(), 1);
+        assert_eq!(write_limiter.limit(), usize::MAX, "there are no claims");
+        write_limiter.note_claim();
+        assert_eq!(write_limiter.limit(), 1);
         for (missing, most) in [(0.2, 1), (0.5, 4), (1.0, 16), (0.0, 1)] {
-            courtesy.note_missing(&a, missing);
-            assert_eq!(courtesy.most(), most, "with {missing} of a pool missing");
-            assert!(courtesy.is_crowded(), "the server has no more room for that");
+            write_limiter.note_missing(&a, missing);
+            assert_eq!(write_limiter.limit(), most, "with {missing} of a pool missing");
+            assert!(write_limiter.is_saturated(), "the server has no more capacity for that");
         }
-        let first = courtesy.turn(&a, &queue).unwrap();
+        let first = write_limiter.try_acquire(&a, &queue).unwrap();
         for key in [&b, &b, &c, &d] {
-            assert!(courtesy.turn(key, &queue).is_none());
+            assert!(write_limiter.try_acquire(key, &queue).is_none());
         }
         assert_eq!(queue.begin(), None, "nobody looks again before something has ended");
         drop(first);
         assert_eq!((queue.begin(), queue.begin()), (Some(b.clone()), None), "one has ended, and one comes");
-        let second = courtesy.turn(&b, &queue).unwrap();
-        sleep(CLAIMS_GO_ON).await;
-        assert_eq!(courtesy.most(), usize::MAX);
+        let second = write_limiter.try_acquire(&b, &queue).unwrap();
+        sleep(CLAIM_WINDOW).await;
+        assert_eq!(write_limiter.limit(), usize::MAX);
         drop(second);
         assert_eq!((queue.begin(), queue.begin()), (Some(c), Some(d)), "no claim has come for long");
     }

@@ -26,7 +26,7 @@ use crate::pod_request::PodDirectory;
 const UNREAD: usize = 64;
 
 /// The hooks and probes of one pod.
-pub(crate) struct Care {
+pub(crate) struct Probes {
     health: BTreeMap<String, Health>,
     watched: BTreeMap<String, (u32, AbortHandle)>,
     tell: mpsc::Sender<(String, Health)>,
@@ -34,10 +34,10 @@ pub(crate) struct Care {
     tasks: JoinSet<()>,
 }
 
-impl Care {
-    pub(crate) fn new() -> Care {
+impl Probes {
+    pub(crate) fn new() -> Probes {
         let (tell, said) = mpsc::channel(UNREAD);
-        Care { health: BTreeMap::new(), watched: BTreeMap::new(), tell, said, tasks: JoinSet::new() }
+        Probes { health: BTreeMap::new(), watched: BTreeMap::new(), tell, said, tasks: JoinSet::new() }
     }
 
     /// Returns the results so far, for decisions.

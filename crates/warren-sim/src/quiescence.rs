@@ -17,7 +17,7 @@ use warren_api::{
 use warren_controllers::Config;
 use warren_decide::ownership;
 use warren_decide::pool::Strategy;
-use warren_decide::staleness::Yardstick;
+use warren_decide::staleness::TemplateComparison;
 use warren_decide::step::Kind;
 use warren_decide::template::policy_name;
 
@@ -354,7 +354,7 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
         return Err(format!("pool {name} has not said anything about its present generation"));
     }
     if let Some(template) = template {
-        let yardstick = Yardstick::new(template);
+        let comparison = TemplateComparison::new(template);
         let pod = &template.spec.blueprint.pod_template.spec;
         // Members that cannot be ready keep a rolling update from replacing ready ones.
         let stops = is_refused(server, template) || server.is_invalid(Kind::Pod, pod);
@@ -363,7 +363,7 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
             Strategy::Recreate => true,
             Strategy::RollingUpdate { .. } => !stops,
         };
-        let stale = |any: &&&Any| Sandbox::of(any).is_some_and(|member| yardstick.is_stale(member));
+        let stale = |any: &&&Any| Sandbox::of(any).is_some_and(|member| comparison.is_stale(member));
         if let Some(member) = members.iter().find(stale).filter(|_| replaced) {
             return Err(format!("member {} of pool {name} is stale", member.name()));
         }

@@ -65,8 +65,8 @@ impl Registry {
     }
 
     /// Gives access to all pods at once, under the lock, so the access should be short.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&HashMap<String, Arc<Entry>>) -> T) -> T {
-        look(&self.lock())
+    pub(crate) fn with_entries<T>(&self, read: impl FnOnce(&HashMap<String, Arc<Entry>>) -> T) -> T {
+        read(&self.lock())
     }
 
     pub(crate) fn all(&self) -> Vec<(String, Arc<Entry>)> {
