@@ -63,6 +63,13 @@ pub struct AgentRun {
     /// The agent
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
+    /// Copy the files of this git repository into the sandbox, and bring the result back as a commit on the
+    /// branch `agent/AGENT/TASK`. What is not committed is not copied
+    #[arg(long, value_name = "DIR", requires_all = ["agent", "task"])]
+    pub repository: Option<PathBuf>,
+    /// The branch, tag or commit to start from [default: `HEAD`]
+    #[arg(long = "ref", value_name = "NAME", requires = "repository")]
+    pub reference: Option<String>,
     /// Use this sandbox, and keep it, instead of one made for the run
     #[arg(long, value_name = "ID", conflicts_with_all = ["pool", "template", "memory_mb", "network", "allow_host"])]
     pub sandbox: Option<String>,

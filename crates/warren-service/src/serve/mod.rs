@@ -96,8 +96,14 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     let terminals =
         Terminals::new(provider.clone(), store.clone(), database.clone(), changes.clone(), shutdown.clone());
     terminals.end_earlier().await.map_err(failed)?;
-    let agent_runs =
-        AgentRuns::new(provider.clone(), store.clone(), database.clone(), changes.clone(), shutdown.clone());
+    let agent_runs = AgentRuns::new(
+        make_directory(&directory.join("repositories"))?,
+        provider.clone(),
+        store.clone(),
+        database.clone(),
+        changes.clone(),
+        shutdown.clone(),
+    );
     agent_runs.end_earlier().await.map_err(failed)?;
     let now = Timestamp::now();
     let new_key = first_key(&database, arguments.new_key, now).await?;

@@ -61,6 +61,7 @@ pub async fn answer(service: &Arc<Service>, request: Request) -> Answer {
         ["agent-runs"] if is(&post) => agent_runs::create(service, request).await,
         ["agent-runs", id] if is(&get) => agent_runs::one(service, id).await,
         ["agent-runs", id] if is(&delete) => agent_runs::remove(service, id).await,
+        ["agent-runs", id, "patch"] if is(&get) => agent_runs::patch(service, id).await,
         ["agent-runs", id, "cancel"] if is(&post) => agent_runs::cancel(service, id).await,
         ["sessions"] if is(&get) => sessions::list(service).await,
         ["sessions", id] if is(&get) => sessions::one(service, id).await,

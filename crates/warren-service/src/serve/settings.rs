@@ -17,6 +17,8 @@ pub const MODE: &str = "sandbox.mode";
 
 /// The key of [`Runner`].
 pub const RUNNER: &str = "agent.runner";
+/// The key of the directories in which repositories of runs may be.
+pub const REPOSITORIES: &str = "agent.repositories";
 
 /// The project whose sandbox is shared.
 pub const SHARED_PROJECT: &str = "default";
@@ -98,8 +100,12 @@ pub fn check(key: &str, value: &Value) -> Result<(), Failure> {
         }
         MODE => serde_json::from_value::<Mode>(value.clone()).map(drop).map_err(invalid),
         RUNNER => super::agent_runs::check_runner(serde_json::from_value(value.clone()).map_err(invalid)?),
+        REPOSITORIES => {
+            let named: Vec<std::path::PathBuf> = serde_json::from_value(value.clone()).map_err(invalid)?;
+            super::agent_runs::check_allowed(&named)
+        }
         _ => {
-            let known = format!("`{DEFAULTS}`, `{KUBERNETES}`, `{MODE}` and `{RUNNER}`");
+            let known = format!("`{DEFAULTS}`, `{KUBERNETES}`, `{MODE}`, `{RUNNER}` and `{REPOSITORIES}`");
             Err(Failure::invalid("key", format!("is none of {known}")))
         }
     }
@@ -152,6 +158,8 @@ mod tests {
             (RUNNER, json!({ "cmd": "x", "cwd": "relative" }), "`cwd`"),
             (RUNNER, json!({ "timeoutMs": 1 }), "`timeoutMs`"),
             (RUNNER, json!({ "env": {} }), "unknown field"),
+            (REPOSITORIES, json!(["relative"]), "absolute"),
+            (REPOSITORIES, json!(["/"]), "below the root"),
             ("sandbox.other", json!({}), "`key`"),
         ] {
             let failure = check(key, &value).expect_err("refused");

@@ -18,6 +18,7 @@ use warren_client::home::{DataDir, Surroundings};
 use warren_providers::{Options, Provider, Wanted, WarrenProvider};
 use warren_sessions::{Event, Kind, Limits, Source, Store, Tail};
 
+use super::repository::{self, NewRepository};
 use super::{AgentRuns, NewRun, Plan, Run, State};
 use crate::cli;
 use crate::home::Home;
@@ -70,14 +71,19 @@ async fn run(arguments: cli::AgentRun) -> anyhow::Result<u8> {
     let place = Place { kubeconfig, context: own.context.clone(), namespace: own.namespace.clone() };
     let provider = provider(&arguments);
     let id = uuid::Uuid::new_v4().simple().to_string();
-    let plan = Plan::new(new_run(arguments)?, &Runner::default(), id.clone(), Timestamp::now());
-    let plan = plan.map_err(failed)?;
+    let new = new_run(arguments)?;
+    let allowed: Vec<PathBuf> = new.repository.iter().map(|repository| repository.path.clone()).collect();
+    let plan = Plan::new(new, &Runner::default(), id.clone(), Timestamp::now());
+    let mut plan = plan.map_err(failed)?;
     let all = make_directory(&data_dir.path().join("agent-runs"))?;
     sweep(&all, &place, &provider).await;
     let directory = Directory::make(&all.join(&id), &place)?;
     let shutdown = CancellationToken::new();
     let (runs, store) = directory.open(provider, shutdown.clone())?;
-    let begun = runs.begin(plan).await;
+    let begun = match plan.find_repository(&repository::allowed(&allowed), &runs.scratch).await {
+        Ok(()) => runs.begin(plan).await,
+        Err(failure) => Err(failure),
+    };
     if begun.is_ok() {
         let tail = store.tail(&id, 0).await.context("follow the run")?;
         let printed = tokio::select! {
@@ -161,6 +167,14 @@ fn new_run(arguments: cli::AgentRun) -> anyhow::Result<NewRun> {
         allowed_hosts: (!arguments.allow_host.is_empty()).then_some(arguments.allow_host),
         ..Wanted::default()
     });
+    let repository = match arguments.repository {
+        Some(path) => Some(NewRepository {
+            path: std::path::absolute(path).context("find the repository")?,
+            reference: arguments.reference,
+            directory: None,
+        }),
+        None => None,
+    };
     let mut words = arguments.command.into_iter();
     Ok(NewRun {
         project_id: arguments.project,
@@ -169,6 +183,7 @@ fn new_run(arguments: cli::AgentRun) -> anyhow::Result<NewRun> {
         title: None,
         sandbox_id: arguments.sandbox,
         sandbox,
+        repository,
         cmd: words.next(),
         args: words.collect(),
         cwd: arguments.cwd,
@@ -228,7 +243,8 @@ impl Directory {
     ) -> anyhow::Result<(Arc<AgentRuns>, Store)> {
         let database = Database::open(&self.path.join("service.db"))?;
         let store = Store::open(&self.path.join("sessions.db"), Limits::default())?;
-        let runs = AgentRuns::new(provider, store.clone(), database, Changes::new(), shutdown);
+        let scratch = make_directory(&self.path.join("repositories"))?;
+        let runs = AgentRuns::new(scratch, provider, store.clone(), database, Changes::new(), shutdown);
         Ok((runs, store))
     }
 
@@ -291,6 +307,15 @@ fn show(event: &Event) -> std::io::Result<()> {
                 Some("creating") => {
                     let sandbox = state["sandboxId"].as_str().unwrap_or_default();
                     writeln!(std::io::stderr().lock(), "[state] sandbox `{sandbox}`")
+                }
+                Some("returned") => {
+                    let branch = state["repository"]["branch"].as_str().unwrap_or_default();
+                    match state["repository"]["commit"].as_str() {
+                        Some(_) => {
+                            writeln!(std::io::stderr().lock(), "[state] the result is on branch `{branch}`")
+                        }
+                        None => writeln!(std::io::stderr().lock(), "[state] nothing was changed"),
+                    }
                 }
                 _ => Ok(()),
             }

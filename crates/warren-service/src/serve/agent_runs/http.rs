@@ -1,14 +1,16 @@
 //! The API of runs.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::{Response, StatusCode};
+use http::header::CONTENT_DISPOSITION;
+use http::{HeaderValue, Response, StatusCode};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{NewRun, Plan, Run};
+use super::{NewRun, Plan, Run, repository};
 use crate::serve::Service;
-use crate::serve::answer::{Body, Failure, data, data_with};
+use crate::serve::answer::{Body, Failure, bytes_response, data, data_with};
 use crate::serve::request::Request;
 use crate::serve::settings::{self, Defaults, Runner};
 
@@ -24,6 +26,8 @@ pub async fn create(service: &Arc<Service>, request: Request) -> Answer {
     let runner: Runner = settings::read(&service.database, settings::RUNNER).await?;
     let id = uuid::Uuid::new_v4().simple().to_string();
     let mut plan = Plan::new(new, &runner, id, Timestamp::now())?;
+    let allowed: Vec<PathBuf> = settings::read(&service.database, settings::REPOSITORIES).await?;
+    plan.find_repository(&repository::allowed(&allowed), &service.agent_runs.scratch).await?;
     if let Some(wanted) = plan.wanted.take() {
         let defaults: Defaults = settings::read(&service.database, settings::DEFAULTS).await?;
         plan.wanted = Some(settings::apply(wanted, &defaults));
@@ -43,6 +47,23 @@ pub async fn list(service: &Service, request: &Request) -> Answer {
 /// Shows one.
 pub async fn one(service: &Service, id: &str) -> Answer {
     data(&service.agent_runs.find(id).await?.shown())
+}
+
+/// Sends the result of one as a patch.
+pub async fn patch(service: &Service, id: &str) -> Answer {
+    let run = service.agent_runs.find(id).await?;
+    let none = || {
+        let message = format!("agent run `{id}` has no commit: it changed nothing, or has not ended");
+        Failure::new(StatusCode::NOT_FOUND, "AGENT_RUN_HAS_NO_COMMIT", message)
+    };
+    let repository = run.repository.as_ref().ok_or_else(none)?;
+    let patch = repository.patch(&service.agent_runs.scratch).await?.ok_or_else(none)?;
+    let mut response = bytes_response(StatusCode::OK, "text/x-diff", patch.into());
+    let name = crate::serve::sandboxes::attachment(&format!("{id}.patch"));
+    if let Ok(value) = HeaderValue::from_str(&name) {
+        response.headers_mut().insert(CONTENT_DISPOSITION, value);
+    }
+    Ok(response)
 }
 
 /// Cancels one.

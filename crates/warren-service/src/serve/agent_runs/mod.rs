@@ -3,16 +3,19 @@
 //!
 //! A run is stored before its sandbox is made and marked as cleaned after the sandbox is removed, so
 //! that a service that was killed finds at its next start what is left to do. The steps are in
-//! [`run`], requests are checked in [`plan`], and output becomes events in [`lines`].
+//! [`run`], requests are checked in [`plan`], output becomes events in [`lines`], and files of a
+//! repository go in and come back in [`repository`].
 
 mod command;
 mod http;
 mod lines;
 mod plan;
+mod repository;
 mod rows;
 mod run;
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,8 +34,9 @@ use super::database::Database;
 use super::settings::Runner;
 use super::terminals::is_end;
 pub use command::agent_run;
-pub use http::{cancel, create, list, one, remove};
+pub use http::{cancel, create, list, one, patch, remove};
 pub use plan::{NewRun, Plan};
+pub use repository::check_allowed;
 pub use rows::{Problem, Run, SCHEMA, State};
 
 /// Runs at the same time.
@@ -64,6 +68,8 @@ pub struct AgentRuns {
     left: Notify,
     /// Held while a run that has ended is cleaned up or forgotten.
     cleaning: tokio::sync::Mutex<()>,
+    /// The directory for copies of what repositories have.
+    scratch: PathBuf,
     shutdown: CancellationToken,
 }
 
@@ -90,8 +96,9 @@ fn not_found(id: &str) -> Failure {
 }
 
 impl AgentRuns {
-    /// Makes a set without runs.
+    /// Makes a set without runs. `scratch` is a directory of its own.
     pub fn new(
+        scratch: PathBuf,
         provider: Arc<dyn Provider>,
         store: Store,
         database: Database,
@@ -111,6 +118,7 @@ impl AgentRuns {
             tasks,
             left,
             cleaning,
+            scratch,
             shutdown,
         })
     }
@@ -214,8 +222,18 @@ impl AgentRuns {
         Ok(run)
     }
 
+    /// Removes the copies that a killed service has left.
+    fn clear_scratch(&self) {
+        for entry in std::fs::read_dir(&self.scratch).into_iter().flatten().flatten() {
+            if let Err(error) = std::fs::remove_dir_all(entry.path()) {
+                tracing::warn!(path = %entry.path().display(), %error, "a copy of a repository stays");
+            }
+        }
+    }
+
     /// Marks the runs of an earlier service as lost: their runners ended with it.
     pub async fn end_earlier(&self) -> Result<(), Failure> {
+        self.clear_scratch();
         for run in self.database.agent_runs_left().await? {
             if run.ended.is_none() {
                 self.lose(&run.id, SERVICE_ENDED).await;

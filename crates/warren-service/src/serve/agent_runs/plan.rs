@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Deserialize;
 use warren_providers::{Command, Wanted, check_environment, check_identifier};
 
+use super::repository::{NewRepository, Repository};
 use super::rows::{Run, State};
 use crate::serve::answer::Failure;
 use crate::serve::settings::Runner;
@@ -45,6 +47,8 @@ pub struct NewRun {
     pub sandbox_id: Option<String>,
     /// The sandbox to make.
     pub sandbox: Option<Wanted>,
+    /// The repository to work on.
+    pub repository: Option<NewRepository>,
     /// The runner's program.
     pub cmd: Option<String>,
     /// Its arguments.
@@ -68,6 +72,8 @@ pub struct Plan {
     pub command: Command,
     /// The sandbox to make, if none was named.
     pub wanted: Option<Wanted>,
+    /// The repository to find.
+    repository: Option<NewRepository>,
 }
 
 impl Plan {
@@ -108,6 +114,7 @@ impl Plan {
             agent: new.agent_id,
             command: words.collect(),
             timeout_ms,
+            repository: None,
             sandbox: new.sandbox_id,
             own_sandbox: wanted.is_some(),
             state: State::Creating,
@@ -118,7 +125,17 @@ impl Plan {
             ended: None,
             cleaned: false,
         };
-        Ok(Self { run, command, wanted })
+        Ok(Self { run, command, wanted, repository: new.repository })
+    }
+
+    /// Finds the repository in one of the directories that are allowed, if the request names one.
+    pub async fn find_repository(&mut self, allowed: &[PathBuf], scratch: &Path) -> Result<(), Failure> {
+        if let Some(new) = self.repository.take() {
+            let found = Repository::find(new, &self.run, allowed, scratch).await?;
+            self.command.directory.get_or_insert_with(|| found.directory.clone());
+            self.run.repository = Some(found);
+        }
+        Ok(())
     }
 
     /// Returns the time that the runner may take.

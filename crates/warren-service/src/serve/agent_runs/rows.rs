@@ -6,6 +6,7 @@ use rusqlite::{OptionalExtension as _, Row, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::repository::Repository;
 use crate::serve::answer::Failure;
 use crate::serve::database::Database;
 
@@ -19,6 +20,7 @@ CREATE TABLE IF NOT EXISTS agent_runs (
     agent TEXT,
     command TEXT NOT NULL,
     timeout_ms INTEGER NOT NULL,
+    repository TEXT,
     sandbox TEXT,
     own_sandbox INTEGER NOT NULL,
     state TEXT NOT NULL,
@@ -76,6 +78,8 @@ pub struct Run {
     pub command: Vec<String>,
     /// The time that the runner may take, in milliseconds.
     pub timeout_ms: u64,
+    /// The repository that it works on.
+    pub repository: Option<Repository>,
     /// Its sandbox, once there is one.
     pub sandbox: Option<String>,
     /// True if the sandbox was made for the run, and is removed with its end.
@@ -113,6 +117,7 @@ impl Run {
             "sandboxId": self.sandbox,
             "ownSandbox": self.own_sandbox,
             "command": self.command,
+            "repository": self.repository,
             "timeoutMs": self.timeout_ms,
             "state": self.state,
             "exitCode": self.exit_code,
@@ -131,7 +136,7 @@ impl Run {
 }
 
 const COLUMNS: &str = "id, title, project, task, agent, command, timeout_ms, sandbox, own_sandbox, state, \
-    exit_code, error, created, started, ended, cleaned";
+    exit_code, error, created, started, ended, cleaned, repository";
 
 fn json<T: Serialize>(value: &T) -> rusqlite::Result<String> {
     serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
@@ -148,7 +153,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Run> {
         let time: Option<i64> = row.get(index)?;
         Ok(time.and_then(|time| Timestamp::from_millisecond(time).ok()))
     };
-    let error: Option<String> = row.get(11)?;
+    let (error, repository): (Option<String>, Option<String>) = (row.get(11)?, row.get(16)?);
     Ok(Run {
         id: text(0)?,
         title: text(1)?,
@@ -166,6 +171,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Run> {
         started: time(13)?,
         ended: time(14)?,
         cleaned: row.get(15)?,
+        repository: repository.map(|repository| parse(16, &repository)).transpose()?,
     })
 }
 
@@ -175,7 +181,7 @@ impl Database {
         let run = run.clone();
         self.run(move |connection| {
             let statement = format!(
-                "INSERT OR REPLACE INTO agent_runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                "INSERT OR REPLACE INTO agent_runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             );
             let milliseconds = |time: Timestamp| time.as_millisecond();
             connection
@@ -198,6 +204,7 @@ impl Database {
                         run.started.map(milliseconds),
                         run.ended.map(milliseconds),
                         run.cleaned,
+                        run.repository.as_ref().map(json).transpose()?,
                     ],
                 )
                 .map(drop)

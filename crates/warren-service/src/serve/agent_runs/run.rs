@@ -127,6 +127,9 @@ async fn prepare(runs: &AgentRuns, plan: &mut Plan) -> Result<(), Failure> {
 async fn work(runs: &AgentRuns, run: &mut Run, command: Command, timeout: Duration) -> Result<End, End> {
     let sandbox = run.sandbox.clone().unwrap_or_default();
     runs.provider.wait_running(&sandbox, START_TIMEOUT).await?;
+    if let Some(repository) = &run.repository {
+        repository.copy_in(runs.provider.as_ref(), &sandbox, &runs.scratch).await?;
+    }
     run.state = State::Running;
     run.started = Some(Timestamp::now());
     runs.database.put_agent_run(run).await?;
@@ -141,9 +144,37 @@ async fn work(runs: &AgentRuns, run: &mut Run, command: Command, timeout: Durati
     let mut process = runs.provider.exec_stream(&sandbox, command).await?;
     process.stdin = None;
     // Dropping the process ends it.
-    match tokio::time::timeout(timeout, drain(runs, &run.id, &mut process)).await {
-        Ok(end) => end,
-        Err(_) => Ok(End::TimedOut),
+    let end = match tokio::time::timeout(timeout, drain(runs, &run.id, &mut process)).await {
+        Ok(end) => end?,
+        Err(_) => End::TimedOut,
+    };
+    drop(process);
+    match end {
+        End::Exited(_) | End::TimedOut => bring_back(runs, run, &sandbox, end).await,
+        end => Ok(end),
+    }
+}
+
+/// Brings the files of a repository back, also those of a runner that failed.
+async fn bring_back(runs: &AgentRuns, run: &mut Run, sandbox: &str, end: End) -> Result<End, End> {
+    let Some(mut repository) = run.repository.clone() else { return Ok(end) };
+    match repository.bring_back(runs.provider.as_ref(), sandbox, run, &runs.scratch).await {
+        Ok(commit) => {
+            repository.commit = commit;
+            let event = state(&json!({ "state": "returned", "repository": repository }));
+            run.repository = Some(repository);
+            runs.database.put_agent_run(run).await?;
+            runs.store.append(&run.id, vec![event], None, Timestamp::now()).await?;
+            Ok(end)
+        }
+        // A runner that failed has its own reason.
+        Err(failure) => match end {
+            End::Exited(0) => Err(failure.into()),
+            end => {
+                tracing::warn!(run = run.id, error = failure.message, "files of an agent run are lost");
+                Ok(end)
+            }
+        },
     }
 }
 
