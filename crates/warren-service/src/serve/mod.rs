@@ -11,6 +11,7 @@ mod changes;
 mod cluster;
 mod database;
 mod listen;
+mod network;
 mod request;
 mod routes;
 mod sandboxes;
