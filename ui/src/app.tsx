@@ -18,11 +18,14 @@ import { TasksPage } from "./pages/tasks";
 import { Link, navigate, partsOf, useLocation } from "./router";
 import { Shell } from "./shell";
 
-/** Takes the key that `warren serve` prints as a link out of the address, which history and screenshots would keep. */
+/** Reads the key of a link that `warren serve` printed. */
 function keyFromAddress(): string | null {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (key !== null) history.replaceState(null, "", location.pathname + location.search);
-  return key;
+  return new URLSearchParams(location.hash.slice(1)).get("key");
+}
+
+/** Removes the key from the address, which history and screenshots would keep. */
+function forgetKey(): void {
+  history.replaceState(null, "", location.pathname + location.search);
 }
 
 async function findOut(): Promise<void> {
@@ -34,6 +37,9 @@ async function findOut(): Promise<void> {
       return;
     } catch (error) {
       notify("error", `The link's key was not accepted: ${(error as Error).message}`);
+    } finally {
+      // Not before: a page that is loaded again meanwhile needs it.
+      forgetKey();
     }
   }
   for (;;) {
