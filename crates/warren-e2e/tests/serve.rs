@@ -6,8 +6,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use warren_api::Sandbox;
+use warren_api::{Sandbox, annotations};
+use warren_client::kube::ResourceExt as _;
 use warren_client::kube::api::{Api, ListParams};
 use warren_e2e::local_home::LocalHome;
 use warren_e2e::served::{Served, Viewer, shown};
@@ -121,6 +123,88 @@ async fn sandbox_is_used_over_http_and_leaves_nothing() {
     // Its own files are not a leak.
     served.kill();
     home.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn task_runs_and_a_network_is_changed_over_http() {
+    let Some(home) = LocalHome::new() else { return };
+    let served = Served::start(&home, &[]);
+    let key = served.key.clone().expect("the first start shows a key");
+    let call =
+        async |method: Method, path: &str, body: &str| served.call(&key, method, path, body.to_owned()).await;
+    assert_eq!(call(Method::GET, "/api/tasks", "").await.data(), json!([]));
+    let submit = r#"{"name":"mine","command":["sh","-c","echo $((6*7)) > $WARREN_TASK_RESULT; exit 3"]}"#;
+    let submitted = call(Method::POST, "/api/tasks", submit).await;
+    assert_eq!((submitted.status.as_u16(), &submitted.data()["state"]), (201, &json!("pending")));
+    let ended = async {
+        loop {
+            let now = call(Method::GET, "/api/tasks/mine", "").await.data();
+            if now["completedAt"] != Value::Null {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let ended = within("the task", ended).await;
+    assert_eq!(
+        (&ended["state"], &ended["reason"], &ended["exitCode"], &ended["result"]),
+        (&json!("failed"), &json!("Application"), &json!(3), &json!("42\n")),
+        "{ended}"
+    );
+    assert_eq!(call(Method::GET, "/api/tasks/mine/log", "").await.data()["text"], "");
+    for (method, path, body, status, code) in [
+        (Method::POST, "/api/tasks", submit, 409, "TASK_ALREADY_EXISTS"),
+        (Method::POST, "/api/tasks", "{}", 400, "VALIDATION_ERROR"),
+        (Method::POST, "/api/tasks/mine/cancel", "", 409, "TASK_HAS_ENDED"),
+        (Method::GET, "/api/tasks/none", "", 404, "TASK_NOT_FOUND"),
+        (Method::GET, "/api/tasks/..%2f..%2fpods", "", 404, "TASK_NOT_FOUND"),
+        (Method::DELETE, "/api/tasks/none", "", 404, "TASK_NOT_FOUND"),
+        (Method::GET, "/api/sandboxes/none/network", "", 404, "SANDBOX_NOT_FOUND"),
+        (Method::GET, "/api/sandboxes/..%2f..%2fpods/network", "", 404, "SANDBOX_NOT_FOUND"),
+    ] {
+        let refused = call(method, path, body).await;
+        assert_eq!(refused.failure(), (status, code.to_owned()), "{path} {body}");
+    }
+    call(Method::DELETE, "/api/tasks/mine", "").await.data();
+
+    let id = sandbox(&served, &key).await;
+    let network = format!("/api/sandboxes/{id}/network");
+    let shown = call(Method::GET, &network, "").await.data();
+    assert_eq!(
+        (&shown["mode"], &shown["defaultHosts"], &shown["refused"]),
+        (&json!("restricted"), &json!(true), &json!([]))
+    );
+    for body in [
+        "{}",
+        r#"{"allowedHosts":["https://a"]}"#,
+        r#"{"allowedPorts":["0"]}"#,
+        r#"{"allowedHosts":["a"],"scope":"template"}"#,
+    ] {
+        let refused = call(Method::PUT, &network, body).await;
+        assert_eq!(refused.failure(), (400, "VALIDATION_ERROR".to_owned()), "{body}");
+    }
+    let set = r#"{"allowedHosts":["*.example.com"],"allowedPorts":["443","8000-8100"]}"#;
+    call(Method::PUT, &network, set).await.data();
+    let allow = call(Method::POST, &format!("{network}/allow"), r#"{"host":"One.test","port":8443}"#).await;
+    let allowed = allow.data();
+    assert_eq!(
+        (&allowed["allowedHosts"], &allowed["allowedPorts"]),
+        (&json!(["*.example.com", "one.test"]), &json!(["443", "8000-8100", "8443"]))
+    );
+    // The pod has the lists too, and runs on.
+    let pods: Api<Pod> = Api::default_namespaced(home.client().await);
+    let followed = async {
+        loop {
+            let pod = pods.get(&id).await.expect("the pod");
+            let hosts = pod.annotations().get(annotations::NETWORK_ALLOWED_HOSTS).cloned();
+            if hosts.as_deref() == Some("*.example.com,one.test") {
+                return pod;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let pod = within("the pod's lists", followed).await;
+    assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Running"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

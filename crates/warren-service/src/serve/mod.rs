@@ -8,6 +8,7 @@ mod assets;
 mod changes;
 mod cluster;
 mod database;
+mod fills;
 mod listen;
 mod network;
 mod request;
@@ -42,6 +43,7 @@ use crate::home::Home;
 use access::Access;
 use changes::Changes;
 use database::Database;
+use fills::Fills;
 use settings::{Defaults, Kubernetes, ProviderName};
 use terminals::Terminals;
 
@@ -57,6 +59,8 @@ pub struct Service {
     terminals: Arc<Terminals>,
     viewers: sessions::Viewers,
     changes: Changes,
+    /// How full pools were.
+    fills: Fills,
     access: Access,
     /// Names by which the service is known beside those of loopback.
     hosts: Vec<String>,
@@ -106,6 +110,7 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
         terminals: terminals.clone(),
         viewers: sessions::Viewers::default(),
         changes: changes.clone(),
+        fills: Fills::default(),
         access,
         hosts: arguments.host,
         shutdown: shutdown.clone(),
@@ -159,7 +164,7 @@ async fn watch(service: Arc<Service>, changes: Changes) {
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     };
     let namespace = service.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    changes.watch(client, namespace, service.shutdown.clone()).await;
+    changes.watch(client, namespace, service.fills.clone(), service.shutdown.clone()).await;
 }
 
 fn failed(failure: answer::Failure) -> anyhow::Error {
