@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use warren_api::{Sandbox, annotations};
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, annotations};
 use warren_client::kube::ResourceExt as _;
 use warren_client::kube::api::{Api, ListParams};
 use warren_e2e::local_home::LocalHome;
@@ -21,7 +21,11 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Creates a sandbox and waits until it runs.
 async fn sandbox(served: &Served, key: &str) -> String {
-    let made = served.call(key, Method::POST, "/api/sandboxes", r#"{"memoryMb":1024}"#).await;
+    sandbox_of(served, key, r#"{"memoryMb":1024}"#).await
+}
+
+async fn sandbox_of(served: &Served, key: &str, wanted: &'static str) -> String {
+    let made = served.call(key, Method::POST, "/api/sandboxes", wanted).await;
     assert_eq!(made.status.as_u16(), 201, "{:?}", made.json());
     let id = made.data()["id"].as_str().expect("an id").to_owned();
     let running = async {
@@ -192,19 +196,60 @@ async fn task_runs_and_a_network_is_changed_over_http() {
         (&json!(["*.example.com", "one.test"]), &json!(["443", "8000-8100", "8443"]))
     );
     // The pod has the lists too, and runs on.
+    let pod = within("the pod's lists", allowing(&home, &id, "*.example.com,one.test")).await;
+    assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Running"));
+}
+
+/// Waits until a pod has a list of allowed hosts.
+async fn allowing(home: &LocalHome, pod: &str, hosts: &str) -> Pod {
     let pods: Api<Pod> = Api::default_namespaced(home.client().await);
-    let followed = async {
+    loop {
+        let pod = pods.get(pod).await.expect("the pod");
+        let now = pod.annotations().get(annotations::NETWORK_ALLOWED_HOSTS);
+        if now.map(String::as_str) == Some(hosts) {
+            return pod;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_of_a_pooled_sandbox_is_changed_in_its_template() {
+    let Some(home) = LocalHome::new() else { return };
+    let served = Served::start(&home, &[]);
+    let key = served.key.clone().expect("the first start shows a key");
+    for words in [
+        &["template", "create", "tools", "--image", "warren.dev/host"][..],
+        &["pool", "create", "tools", "--template", "tools", "--replicas", "1"],
+    ] {
+        let ended = home.warren(words);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let id = sandbox_of(&served, &key, r#"{"pool":"tools"}"#).await;
+    let network = format!("/api/sandboxes/{id}/network");
+    assert_eq!(served.call(&key, Method::GET, &network, "").await.data()["template"], "tools");
+    let change = |scope: &str| json!({ "allowedHosts": ["one.test"], "scope": scope }).to_string();
+    let refused = served.call(&key, Method::PUT, &network, change("sandbox")).await;
+    assert_eq!(refused.failure(), (409, "NETWORK_OF_TEMPLATE".to_owned()));
+    served.call(&key, Method::PUT, &network, change("template")).await.data();
+    let templates: Api<SandboxTemplate> = Api::default_namespaced(home.client().await);
+    let template = templates.get("tools").await.expect("the template");
+    let stored = &template.spec.blueprint.pod_template.metadata.annotations;
+    assert_eq!(stored.get(annotations::NETWORK_ALLOWED_HOSTS).map(String::as_str), Some("one.test"));
+    let claims: Api<SandboxClaim> = Api::default_namespaced(home.client().await);
+    let claim = claims.get(&id).await.expect("the claim");
+    let behind = claim.status.and_then(|status| status.sandbox?.name).expect("a sandbox");
+    within("the pod's list", allowing(&home, &behind, "one.test")).await;
+    let filled = async {
         loop {
-            let pod = pods.get(&id).await.expect("the pod");
-            let hosts = pod.annotations().get(annotations::NETWORK_ALLOWED_HOSTS).cloned();
-            if hosts.as_deref() == Some("*.example.com,one.test") {
-                return pod;
+            let pools = served.call(&key, Method::GET, "/api/pools", "").await.data();
+            if pools[0]["history"].as_array().is_some_and(|all| all.iter().any(|fill| fill["ready"] == 1)) {
+                return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let pod = within("the pod's lists", followed).await;
-    assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Running"));
+    within("the history of the pool", filled).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
