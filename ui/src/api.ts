@@ -42,6 +42,15 @@ export interface Pool {
   template: string | null;
   replicas: number;
   ready: number;
+  /** Of the last hour, oldest first. */
+  history: Fill[];
+}
+
+/** How full a pool was from a moment on. */
+export interface Fill {
+  at: string;
+  ready: number;
+  replicas: number;
 }
 
 export interface Claim {

@@ -2,8 +2,8 @@
 //
 //   WARREN_UI_LINK=http://127.0.0.1:PORT/#key=KEY node run.mjs
 //
-// Asks to restart the service by printing `restart`, and for an event of a refused host by `refuse SANDBOX HOST`. Goes on when
-// a line arrives on standard input.
+// Asks for what only the test can do by printing a line: `restart` for the service, `refuse SANDBOX HOST` for an event of a
+// refused host, `pool NAME` for a warm pool of two. Goes on when a line arrives on standard input.
 
 import assert from "node:assert/strict";
 import { createInterface } from "node:readline";
@@ -37,6 +37,8 @@ const steps = [
   ["a session replays", replay],
   ["a refused host appears, is allowed by one click, and is refused again", allowHost],
   ["names of refused hosts do nothing", hostileHosts],
+  ["what a sandbox uses is drawn", drawUsage],
+  ["a pool fills on its plot", fillPool],
   ["a task is submitted, ends, and shows its result as text", submitTask],
   ["a running task is cancelled and deleted after questions that name it", cancelTask],
   ["settings are kept", settings],
@@ -72,6 +74,13 @@ async function call(method, path, data, headers = {}) {
   return { status: response.status(), body: await response.json().catch(() => null), headers: response.headers() };
 }
 
+/** Asks the test for something, and waits until it is done. */
+async function ask(line) {
+  const done = new Promise((resolve) => input.once("line", resolve));
+  console.log(line);
+  await done;
+}
+
 async function login() {
   await page.goto(base);
   await page.getByLabel("Key").fill("wrong");
@@ -87,6 +96,8 @@ async function login() {
 
 async function loginByLink() {
   await page.goto(link.href);
+  // A reload before the answer would lose the key: the page takes it out of the address first.
+  await page.getByRole("heading", { name: "Sandboxes" }).waitFor();
   await page.reload();
   await page.getByRole("heading", { name: "Sandboxes" }).waitFor();
   assert.equal(page.url(), `${base}/`);
@@ -308,15 +319,32 @@ async function hostileHosts() {
   // The most that gets through the proxy's parser, and then an event as a hostile node would write it.
   await askUntil("x'onclick=hit();.invalid:443", true);
   await page.getByTestId("refused").getByText("x'onclick=hit();.invalid:443").waitFor();
-  const written = new Promise((resolve) => input.once("line", resolve));
-  console.log(`refuse ${seen.sandbox} ${HOSTILE}\u202e`);
-  await written;
+  await ask(`refuse ${seen.sandbox} ${HOSTILE}\u202e`);
   await page.getByTestId("refused").getByText(`${HOSTILE}\ufffd:443`).waitFor();
   await page.getByRole("link", { name: "Events" }).click();
   await page.getByTestId("events").getByText(HOSTILE).waitFor();
   await page.getByRole("link", { name: "Explain" }).click();
   await page.getByText(HOSTILE).first().waitFor();
   assert.equal(await page.evaluate(() => window.wasHit), undefined);
+}
+
+async function drawUsage() {
+  await page.goto(`${base}/sandboxes/${seen.sandbox}/usage`);
+  for (const name of ["Processor", "Memory"]) {
+    const plot = page.getByTestId(`plot-${name.toLowerCase()}`);
+    await plot.getByRole("img", { name: new RegExp(`^${name} over the last 5 minutes: now [\\d.]+ `) }).waitFor();
+    assert.match((await plot.locator(".plot-line").getAttribute("d")) ?? "", /^M[\d.]+ [\d.]+/);
+  }
+}
+
+async function fillPool() {
+  await page.goto(base);
+  await page.getByText("No warm pools").waitFor();
+  await ask("pool browser-pool");
+  // Without a reload, from its first moment on.
+  const plot = page.getByTestId("plot-pool-browser-pool");
+  await plot.getByRole("img", { name: /browser-pool over the last .*: now 2, at least 0, at most 2$/ }).waitFor();
+  await page.getByTestId("pools").getByText("2 of 2 ready").waitFor();
 }
 
 async function submitTask() {
@@ -414,7 +442,7 @@ async function everyPage() {
   const sandbox = `/sandboxes/${seen.sandbox}`;
   const paths = [
     "/", "/new", "/tasks", "/tasks/browser-task", "/new-task", "/new-task?like=browser-task", "/sessions", "/settings", `/sessions/${seen.session}`, `/sessions/${seen.session}?view=replay`,
-    `${sandbox}/terminal`, `${sandbox}/files`, `${sandbox}/network`, `${sandbox}/events`, `${sandbox}/explain`, "/nothing-here",
+    `${sandbox}/terminal`, `${sandbox}/files`, `${sandbox}/network`, `${sandbox}/usage`, `${sandbox}/events`, `${sandbox}/explain`, "/nothing-here",
   ];
   for (const path of paths) {
     await page.setViewportSize({ width: 1280, height: 800 });
@@ -443,9 +471,7 @@ async function restart() {
       childList: true, characterData: true, subtree: true,
     });
   });
-  const restarted = new Promise((resolve) => input.once("line", resolve));
-  console.log("restart");
-  await restarted;
+  await ask("restart");
   await page.waitForFunction(() => window.states.includes("Reconnecting") && window.states.at(-1) === "Live");
   await page.getByRole("link", { name: seen.sandbox }).or(page.getByText("browser-test")).first().waitFor();
 }

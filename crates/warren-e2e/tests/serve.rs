@@ -6,8 +6,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use warren_api::Sandbox;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, annotations};
+use warren_client::kube::ResourceExt as _;
 use warren_client::kube::api::{Api, ListParams};
 use warren_e2e::local_home::LocalHome;
 use warren_e2e::served::{Served, Viewer, shown};
@@ -19,7 +21,11 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Creates a sandbox and waits until it runs.
 async fn sandbox(served: &Served, key: &str) -> String {
-    let made = served.call(key, Method::POST, "/api/sandboxes", r#"{"memoryMb":1024}"#).await;
+    sandbox_of(served, key, r#"{"memoryMb":1024}"#).await
+}
+
+async fn sandbox_of(served: &Served, key: &str, wanted: &'static str) -> String {
+    let made = served.call(key, Method::POST, "/api/sandboxes", wanted).await;
     assert_eq!(made.status.as_u16(), 201, "{:?}", made.json());
     let id = made.data()["id"].as_str().expect("an id").to_owned();
     let running = async {
@@ -121,6 +127,129 @@ async fn sandbox_is_used_over_http_and_leaves_nothing() {
     // Its own files are not a leak.
     served.kill();
     home.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn task_runs_and_a_network_is_changed_over_http() {
+    let Some(home) = LocalHome::new() else { return };
+    let served = Served::start(&home, &[]);
+    let key = served.key.clone().expect("the first start shows a key");
+    let call =
+        async |method: Method, path: &str, body: &str| served.call(&key, method, path, body.to_owned()).await;
+    assert_eq!(call(Method::GET, "/api/tasks", "").await.data(), json!([]));
+    let submit = r#"{"name":"mine","command":["sh","-c","echo $((6*7)) > $WARREN_TASK_RESULT; exit 3"]}"#;
+    let submitted = call(Method::POST, "/api/tasks", submit).await;
+    assert_eq!((submitted.status.as_u16(), &submitted.data()["state"]), (201, &json!("pending")));
+    let ended = async {
+        loop {
+            let now = call(Method::GET, "/api/tasks/mine", "").await.data();
+            if now["completedAt"] != Value::Null {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let ended = within("the task", ended).await;
+    assert_eq!(
+        (&ended["state"], &ended["reason"], &ended["exitCode"], &ended["result"]),
+        (&json!("failed"), &json!("Application"), &json!(3), &json!("42\n")),
+        "{ended}"
+    );
+    assert_eq!(call(Method::GET, "/api/tasks/mine/log", "").await.data()["text"], "");
+    for (method, path, body, status, code) in [
+        (Method::POST, "/api/tasks", submit, 409, "TASK_ALREADY_EXISTS"),
+        (Method::POST, "/api/tasks", "{}", 400, "VALIDATION_ERROR"),
+        (Method::POST, "/api/tasks/mine/cancel", "", 409, "TASK_HAS_ENDED"),
+        (Method::GET, "/api/tasks/none", "", 404, "TASK_NOT_FOUND"),
+        (Method::GET, "/api/tasks/..%2f..%2fpods", "", 404, "TASK_NOT_FOUND"),
+        (Method::DELETE, "/api/tasks/none", "", 404, "TASK_NOT_FOUND"),
+        (Method::GET, "/api/sandboxes/none/network", "", 404, "SANDBOX_NOT_FOUND"),
+        (Method::GET, "/api/sandboxes/..%2f..%2fpods/network", "", 404, "SANDBOX_NOT_FOUND"),
+    ] {
+        let refused = call(method, path, body).await;
+        assert_eq!(refused.failure(), (status, code.to_owned()), "{path} {body}");
+    }
+    call(Method::DELETE, "/api/tasks/mine", "").await.data();
+
+    let id = sandbox(&served, &key).await;
+    let network = format!("/api/sandboxes/{id}/network");
+    let shown = call(Method::GET, &network, "").await.data();
+    assert_eq!(
+        (&shown["mode"], &shown["defaultHosts"], &shown["refused"]),
+        (&json!("restricted"), &json!(true), &json!([]))
+    );
+    for body in [
+        "{}",
+        r#"{"allowedHosts":["https://a"]}"#,
+        r#"{"allowedPorts":["0"]}"#,
+        r#"{"allowedHosts":["a"],"scope":"template"}"#,
+    ] {
+        let refused = call(Method::PUT, &network, body).await;
+        assert_eq!(refused.failure(), (400, "VALIDATION_ERROR".to_owned()), "{body}");
+    }
+    let set = r#"{"allowedHosts":["*.example.com"],"allowedPorts":["443","8000-8100"]}"#;
+    call(Method::PUT, &network, set).await.data();
+    let allow = call(Method::POST, &format!("{network}/allow"), r#"{"host":"One.test","port":8443}"#).await;
+    let allowed = allow.data();
+    assert_eq!(
+        (&allowed["allowedHosts"], &allowed["allowedPorts"]),
+        (&json!(["*.example.com", "one.test"]), &json!(["443", "8000-8100", "8443"]))
+    );
+    // The pod has the lists too, and runs on.
+    let pod = within("the pod's lists", allowing(&home, &id, "*.example.com,one.test")).await;
+    assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Running"));
+}
+
+/// Waits until a pod has a list of allowed hosts.
+async fn allowing(home: &LocalHome, pod: &str, hosts: &str) -> Pod {
+    let pods: Api<Pod> = Api::default_namespaced(home.client().await);
+    loop {
+        let pod = pods.get(pod).await.expect("the pod");
+        let now = pod.annotations().get(annotations::NETWORK_ALLOWED_HOSTS);
+        if now.map(String::as_str) == Some(hosts) {
+            return pod;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_of_a_pooled_sandbox_is_changed_in_its_template() {
+    let Some(home) = LocalHome::new() else { return };
+    let served = Served::start(&home, &[]);
+    let key = served.key.clone().expect("the first start shows a key");
+    for words in [
+        &["template", "create", "tools", "--image", "warren.dev/host"][..],
+        &["pool", "create", "tools", "--template", "tools", "--replicas", "1"],
+    ] {
+        let ended = home.warren(words);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let id = sandbox_of(&served, &key, r#"{"pool":"tools"}"#).await;
+    let network = format!("/api/sandboxes/{id}/network");
+    assert_eq!(served.call(&key, Method::GET, &network, "").await.data()["template"], "tools");
+    let change = |scope: &str| json!({ "allowedHosts": ["one.test"], "scope": scope }).to_string();
+    let refused = served.call(&key, Method::PUT, &network, change("sandbox")).await;
+    assert_eq!(refused.failure(), (409, "NETWORK_OF_TEMPLATE".to_owned()));
+    served.call(&key, Method::PUT, &network, change("template")).await.data();
+    let templates: Api<SandboxTemplate> = Api::default_namespaced(home.client().await);
+    let template = templates.get("tools").await.expect("the template");
+    let stored = &template.spec.blueprint.pod_template.metadata.annotations;
+    assert_eq!(stored.get(annotations::NETWORK_ALLOWED_HOSTS).map(String::as_str), Some("one.test"));
+    let claims: Api<SandboxClaim> = Api::default_namespaced(home.client().await);
+    let claim = claims.get(&id).await.expect("the claim");
+    let behind = claim.status.and_then(|status| status.sandbox?.name).expect("a sandbox");
+    within("the pod's list", allowing(&home, &behind, "one.test")).await;
+    let filled = async {
+        loop {
+            let pools = served.call(&key, Method::GET, "/api/pools", "").await.data();
+            if pools[0]["history"].as_array().is_some_and(|all| all.iter().any(|fill| fill["ready"] == 1)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within("the history of the pool", filled).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -63,6 +63,17 @@ fn refuse(home: &LocalHome, sandbox: &str, host: &str) {
     });
 }
 
+/// Makes a warm pool of two sandboxes, with a template of the same name.
+fn make_pool(home: &LocalHome, name: &str) {
+    for words in [
+        &["template", "create", name, "--image", "warren.dev/host"][..],
+        &["pool", "create", name, "--template", name, "--replicas", "2"],
+    ] {
+        let ended = home.warren(words);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+}
+
 #[test]
 fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
     let Some(home) = LocalHome::new() else { return };
@@ -88,20 +99,25 @@ fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
     let mut said = String::new();
     for line in BufReader::new(script.stdout.take().expect("piped")).lines() {
         let line = line.expect("text");
-        if line == "restart" {
-            service.end();
-            service = Service::start(&home, &address);
-            writeln!(input, "restarted").expect("the script waits");
-        } else if let Some((sandbox, host)) =
-            line.strip_prefix("refuse ").and_then(|rest| rest.split_once(' '))
-        {
-            refuse(&home, sandbox, host);
-            writeln!(input, "refused").expect("the script waits");
-        } else {
-            println!("{line}");
-            said.push_str(&line);
-            said.push('\n');
+        let (asked, rest) = line.split_once(' ').unwrap_or((line.as_str(), ""));
+        match asked {
+            "restart" => {
+                service.end();
+                service = Service::start(&home, &address);
+            }
+            "refuse" => {
+                let (sandbox, host) = rest.split_once(' ').expect("a sandbox and a host");
+                refuse(&home, sandbox, host);
+            }
+            "pool" => make_pool(&home, rest),
+            _ => {
+                println!("{line}");
+                said.push_str(&line);
+                said.push('\n');
+                continue;
+            }
         }
+        writeln!(input, "done").expect("the script waits");
     }
     let status = script.wait().expect("wait for node");
     assert!(status.success(), "{said}");

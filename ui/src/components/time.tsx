@@ -7,7 +7,8 @@ setInterval(() => {
   for (const listener of [...listeners]) listener();
 }, 10_000);
 
-function useNow(): number {
+/** Returns the time, again every ten seconds. */
+export function useNow(): number {
   return useSyncExternalStore(
     (listener) => {
       listeners.add(listener);
@@ -23,7 +24,13 @@ const UNITS: [Intl.RelativeTimeFormatUnit, number][] = [
   ["minute", 60],
 ];
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "short" });
+const timeOfDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** Returns the time of day of a moment. */
+export function clock(at: number): string {
+  return timeOfDay.format(at);
+}
 
 /** A moment, told from now; the date itself is its title. */
 export function Ago({ at }: { at: string | null | undefined }) {

@@ -3,10 +3,11 @@ import type { Session } from "warren-react";
 import { titleOf, type Claim, type Pool, type Sandbox, type Status, type Task } from "../api";
 import { Badge, EmptyState, ErrorNote, Loading, Meter } from "../components/feedback";
 import { Icon } from "../components/icons";
+import { Plot } from "../components/plot";
 import { SandboxTable } from "../components/sandboxes";
 import { SessionTable } from "../components/sessions";
 import { TaskTable } from "../components/tasks";
-import { Ago } from "../components/time";
+import { Ago, useNow } from "../components/time";
 import { useResource, type Resource } from "../live";
 import { Link } from "../router";
 
@@ -161,10 +162,33 @@ function Pools({ pools }: { pools: Pool[] }) {
             <span className="numbers">{pool.ready} of {pool.replicas} ready</span>
           </div>
           <Meter value={pool.ready} most={pool.replicas} label={`Ready sandboxes of ${pool.name}`} />
+          <Filling pool={pool} />
           <p className="row-note">Template {pool.template ?? "–"}</p>
         </li>
       ))}
     </ul>
+  );
+}
+
+/** The shortest and the longest span that is drawn. */
+const SHORTEST_MS = 5 * 60_000;
+const LONGEST_MS = 60 * 60_000;
+
+/** How full a pool was, as far as the service has seen it. */
+function Filling({ pool }: { pool: Pool }) {
+  const now = useNow();
+  const points = useMemo(() => pool.history.map((fill) => ({ at: Date.parse(fill.at), value: fill.ready })), [pool.history]);
+  const [first, last] = [points[0], points.at(-1)];
+  if (first === undefined || last === undefined) return null;
+  const to = Math.max(now, last.at);
+  const from = Math.max(to - LONGEST_MS, Math.min(first.at, to - SHORTEST_MS));
+  const most = Math.max(1, pool.replicas, ...pool.history.map((fill) => fill.replicas));
+  return (
+    <Plot
+      label="Ready over time" points={[...points, { at: to, value: last.value }]} from={from} to={to} most={most} steps small
+      tone={pool.ready >= pool.replicas ? "good" : "busy"} testId={`plot-pool-${pool.name}`} name={`Ready sandboxes of ${pool.name}`}
+      format={(value) => String(Math.round(value))}
+    />
   );
 }
 

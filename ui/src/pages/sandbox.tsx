@@ -1,21 +1,24 @@
-import { useEffect, useState } from "react";
+import { useState } from "react";
 import { WarrenError } from "warren-react";
-import { paths, sandboxPage, titleOf, type Metrics, type Sandbox } from "../api";
+import { paths, sandboxPage, titleOf, type Sandbox } from "../api";
 import { EmptyState, ErrorNote, Loading } from "../components/feedback";
 import { DeleteSandbox, PowerButton, SandboxBadge } from "../components/sandboxes";
 import { Ago } from "../components/time";
 import { useResource } from "../live";
 import { Link } from "../router";
+import { useMeasuring } from "../usage";
 import { EventsTab } from "./sandbox_events";
 import { ExplainTab } from "./sandbox_explain";
 import { FilesTab } from "./sandbox_files";
 import { NetworkTab } from "./sandbox_network";
 import { TerminalsTab } from "./sandbox_terminals";
+import { UsageTab } from "./sandbox_usage";
 
 const TABS = [
   { id: "terminal", label: "Terminal" },
   { id: "files", label: "Files" },
   { id: "network", label: "Network" },
+  { id: "usage", label: "Usage" },
   { id: "events", label: "Events" },
   { id: "explain", label: "Explain" },
 ] as const;
@@ -71,6 +74,7 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
       {known.id === "terminal" && <TerminalsTab sandbox={sandbox} />}
       {known.id === "files" && <FilesTab sandbox={sandbox} />}
       {known.id === "network" && <NetworkTab sandbox={sandbox} />}
+      {known.id === "usage" && <UsageTab sandbox={sandbox} />}
       {known.id === "events" && <EventsTab sandbox={sandbox} />}
       {known.id === "explain" && <ExplainTab sandbox={sandbox} />}
       {deleting && <DeleteSandbox sandbox={sandbox} onClose={() => setDeleting(false)} />}
@@ -78,19 +82,10 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
   );
 }
 
-const USAGE_EVERY_MS = 5_000;
-const USAGE_AGAIN_MS = 20_000;
-
-/** What it uses now. The service measures when it is asked, so the page asks now and then, while it is seen. */
+/** What it uses now. */
 function Usage({ id }: { id: string }) {
-  const { data, error, reload } = useResource<Metrics>(paths.metrics(id));
-  // A young sandbox has not been measured yet, and a home without cgroups measures nothing.
-  const failed = error !== null;
-  useEffect(() => {
-    const timer = setInterval(() => !document.hidden && reload(), failed ? USAGE_AGAIN_MS : USAGE_EVERY_MS);
-    return () => clearInterval(timer);
-  }, [reload, failed]);
-  if (data === undefined || failed) return null;
+  const data = useMeasuring(id);
+  if (data === null) return null;
   const facts = [
     data.cpuUsagePercent == null ? null : `processor ${Math.round(data.cpuUsagePercent)} %`,
     data.memoryUsageMb == null ? null : `memory ${Math.round(data.memoryUsageMb)} MiB`,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
 use tokio::sync::broadcast;
@@ -13,6 +14,7 @@ use warren_client::kube::Client;
 use warren_client::kube::api::Api;
 use warren_client::kube::runtime::{WatchStreamExt as _, watcher};
 
+use super::fills::Fills;
 use super::network::REFUSED;
 
 /// Changes within this time are told once.
@@ -60,8 +62,8 @@ impl Changes {
         self.0.subscribe()
     }
 
-    /// Watches a home's objects until the shutdown.
-    pub async fn watch(self, client: Client, namespace: String, shutdown: CancellationToken) {
+    /// Watches a home's objects until the shutdown, and notes how full pools are.
+    pub async fn watch(self, client: Client, namespace: String, fills: Fills, shutdown: CancellationToken) {
         macro_rules! watch {
             ($kind:ty, $config:expr, $($topic:expr),+) => {{
                 let api: Api<$kind> = Api::namespaced(client.clone(), &namespace);
@@ -77,12 +79,21 @@ impl Changes {
         }
         let all = watcher::Config::default;
         let refusals = format!("reason={REFUSED}");
+        let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), &namespace);
+        let pools =
+            watcher(pools, all().any_semantic()).default_backoff().touched_objects().for_each(|pool| {
+                if let Ok(pool) = &pool {
+                    fills.note(pool, Timestamp::now());
+                }
+                self.tell(Topic::Pools);
+                std::future::ready(())
+            });
         let watching = async {
             tokio::join!(
                 watch!(Sandbox, all(), Topic::Sandboxes),
                 // The state of a claim is that of its sandbox, too.
                 watch!(SandboxClaim, all(), Topic::Claims, Topic::Sandboxes),
-                watch!(SandboxWarmPool, all(), Topic::Pools),
+                pools,
                 // A cluster that does not serve tasks answers with errors, further and further apart.
                 watch!(AgentTask, all(), Topic::Tasks),
                 watch!(Event, all().fields(&refusals), Topic::Network),

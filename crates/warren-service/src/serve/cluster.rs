@@ -41,6 +41,8 @@ pub async fn pools(service: &Service) -> Answer {
     let Some((client, namespace)) = reach(service).await? else { return data(&[(); 0]) };
     let api: Api<SandboxWarmPool> = Api::namespaced(client, &namespace);
     let listed = api.list(&ListParams::default()).await.map_err(|error| unavailable(chain(&error)))?;
+    let uid = |pool: &SandboxWarmPool| pool.metadata.uid.clone().unwrap_or_default();
+    service.fills.keep(&listed.iter().map(uid).collect());
     let pools: Vec<Value> = listed
         .iter()
         .map(|pool| {
@@ -50,6 +52,7 @@ pub async fn pools(service: &Service) -> Answer {
                 "template": pool.spec.sandbox_template_ref.name,
                 "replicas": pool.spec.replicas,
                 "ready": pool.status.as_ref().map_or(0, |status| status.ready_replicas),
+                "history": service.fills.of(&uid(pool)),
             })
         })
         .collect();

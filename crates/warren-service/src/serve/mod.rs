@@ -10,6 +10,7 @@ mod assets;
 mod changes;
 mod cluster;
 mod database;
+mod fills;
 mod listen;
 mod network;
 mod request;
@@ -48,6 +49,7 @@ use agent_runs::AgentRuns;
 pub use agent_runs::agent_run;
 use changes::Changes;
 use database::Database;
+use fills::Fills;
 use settings::{Defaults, Kubernetes};
 use terminals::Terminals;
 
@@ -64,6 +66,8 @@ pub struct Service {
     agent_runs: Arc<AgentRuns>,
     viewers: sessions::Viewers,
     changes: Changes,
+    /// How full pools were.
+    fills: Fills,
     access: Access,
     /// Names by which the service is known beside those of loopback.
     hosts: Vec<String>,
@@ -123,6 +127,7 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
         agent_runs: agent_runs.clone(),
         viewers: sessions::Viewers::default(),
         changes: changes.clone(),
+        fills: Fills::default(),
         access,
         hosts: arguments.host,
         shutdown: shutdown.clone(),
@@ -182,7 +187,7 @@ async fn watch(service: Arc<Service>, changes: Changes) {
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     };
     let namespace = service.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    changes.watch(client, namespace, service.shutdown.clone()).await;
+    changes.watch(client, namespace, service.fills.clone(), service.shutdown.clone()).await;
 }
 
 fn failed(failure: answer::Failure) -> anyhow::Error {
