@@ -240,6 +240,9 @@ async fn half_made_sandboxes_are_removed_and_others_found_after_restarts() {
     engine.post(&format!("/containers/warren-{id}/pause"), &Value::Null);
     assert_eq!(again.get_by_id(&id).await.expect("asked").expect("found").status, Status::Stopped);
     assert_eq!(again.start(&id).await.expect("started").status, Status::Running);
+    engine.post(&format!("/containers/warren-{id}/pause"), &Value::Null);
+    assert_eq!(again.stop(&id).await.expect("stopped").status, Status::Stopped);
+    assert_eq!(again.start(&id).await.expect("started").status, Status::Running);
 
     // The engine itself is restarted: its containers end, and keep their files.
     engine.0.restart().expect("restarted");
@@ -247,6 +250,7 @@ async fn half_made_sandboxes_are_removed_and_others_found_after_restarts() {
     again.start(&id).await.expect("started");
     let file = again.read(&id, "/workspace/f").await.expect("read");
     assert_eq!(file.parts.try_collect::<Vec<_>>().await.expect("read").concat(), b"kept");
+    engine.post(&format!("/containers/warren-{id}/pause"), &Value::Null);
     again.remove(&id).await.expect("removed");
 }
 

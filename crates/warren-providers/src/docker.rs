@@ -344,6 +344,8 @@ impl DockerProvider {
 
     /// Makes a sandbox that is registered, or notes why it could not be made.
     async fn make(&self, docker: Docker, wanted: Description, engine: SystemInfo, making: Making) {
+        // At every end of this task, because removing the sandbox waits for it.
+        let _over = making.over.clone().drop_guard();
         let made = make_container(&docker, &wanted, &engine, &making.stop).await;
         let id = &wanted.id;
         let failure = match made {
@@ -367,7 +369,6 @@ impl DockerProvider {
             }
             self.emit(Step::Error, &making.info, Some(message));
         }
-        making.over.cancel();
     }
 
     async fn wait(&self, id: &str) -> Result<Info, ProviderError> {
@@ -485,6 +486,14 @@ async fn pull(docker: &Docker, image: &str) -> Result<(), ProviderError> {
     }
 }
 
+/// Lets a sandbox go on that somebody has paused: the engine does not stop it otherwise.
+async fn thaw(docker: &Docker, info: &Info) {
+    if info.status == Status::Stopped {
+        // Most of them are not paused.
+        let _ = docker.unpause_container(&info.name).await;
+    }
+}
+
 /// Removes a container, with the volumes that its image asked for. One that is not there is removed.
 async fn remove_container(docker: &Docker, name: &str) -> Result<(), ProviderError> {
     for _ in 0..REMOVE_TRIES {
@@ -596,6 +605,7 @@ impl Provider for DockerProvider {
                 return Err(ProviderError::invalid_state(info.status.name()));
             }
             self.emit(Step::Stopping, &info, None);
+            thaw(&docker, &info).await;
             let options = StopContainerOptions { t: Some(STOP_SECONDS), signal: None };
             // One that is stopped already is stopped.
             let stopped = docker.stop_container(&container_name(id), Some(options)).await;
@@ -620,6 +630,7 @@ impl Provider for DockerProvider {
                 // It is removed by force in any case.
                 let _ = docker.stop_container(&container_name(id), Some(options)).await;
             }
+            thaw(&docker, &info).await;
             take_away(&docker, id).await?;
             locked(&self.0.making).remove(id);
             locked(&self.0.used).remove(id);
