@@ -142,6 +142,29 @@ export interface TaskLog {
   truncated: boolean;
 }
 
+/** Something that the egress proxy refused, and what can be done about it. */
+export interface Refusal {
+  host: string;
+  port: number;
+  reason: string;
+  at: string | null;
+  remedy: "allow" | "address" | "policy" | "none";
+  allowed: boolean;
+}
+
+export interface NetworkRules {
+  mode: Network;
+  allowedHosts: string[];
+  allowedPorts: string[];
+  defaultHosts: boolean;
+  defaultPorts: boolean;
+  /** The template that the sandbox follows, if it has no rules of its own. */
+  template: string | null;
+  refused: Refusal[];
+}
+
+type Scope = "sandbox" | "template";
+
 /** The login state: unknown until the service was asked. */
 let loggedIn: boolean | null = null;
 const watchers = new Set<() => void>();
@@ -171,6 +194,7 @@ export const paths = {
   content: (id: string, path: string) => `/api/sandboxes/${part(id)}/files/content?path=${part(path)}`,
   events: (id: string) => `/api/sandboxes/${part(id)}/events`,
   explain: (id: string) => `/api/sandboxes/${part(id)}/explain`,
+  network: (id: string) => `/api/sandboxes/${part(id)}/network`,
   metrics: (id: string) => `/api/sandboxes/${part(id)}/metrics`,
   task: (name: string) => `/api/tasks/${part(name)}`,
   taskLog: (name: string) => `/api/tasks/${part(name)}/log`,
@@ -187,6 +211,10 @@ export const api = {
   startSandbox: (id: string) => client.request<Sandbox>("POST", `${paths.sandbox(id)}/start`),
   openTerminal: (id: string, columns: number, rows: number) =>
     client.request<Session>("POST", `${paths.sandbox(id)}/terminals`, { columns, rows }),
+  allowHost: (id: string, host: string, port: number, scope: Scope) =>
+    client.request<NetworkRules>("POST", `${paths.network(id)}/allow`, { host, port, scope }),
+  setNetwork: (id: string, rules: { mode: Network; allowedHosts?: string[]; allowedPorts?: string[]; scope: Scope }) =>
+    client.request<NetworkRules>("PUT", paths.network(id), rules),
   createTask: (task: NewTask) => client.request<TaskDetails>("POST", "/api/tasks", task),
   cancelTask: (name: string) => client.request<TaskDetails>("POST", `${paths.task(name)}/cancel`),
   deleteTask: (name: string) => client.request<unknown>("DELETE", paths.task(name)),

@@ -7,7 +7,7 @@ import { wait } from "warren-react";
 import { client } from "./api";
 
 /** What answers are about. `files:ID` is this page's own: the service does not tell of files. */
-export type Topic = "sandboxes" | "pools" | "claims" | "sessions" | "tasks" | `files:${string}`;
+export type Topic = "sandboxes" | "pools" | "claims" | "sessions" | "tasks" | "network" | `files:${string}`;
 
 export interface Resource<T> {
   data: T | undefined;
@@ -120,7 +120,7 @@ export function useStreamState(): StreamState {
   );
 }
 
-const TOPICS: readonly string[] = ["sandboxes", "pools", "claims", "sessions", "tasks"];
+const TOPICS: readonly string[] = ["sandboxes", "pools", "claims", "sessions", "tasks", "network"];
 
 /** Follows `/api/stream` until the signal, again after each loss, and not while the page is hidden. */
 async function follow(signal: AbortSignal): Promise<void> {

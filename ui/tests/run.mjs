@@ -2,11 +2,12 @@
 //
 //   WARREN_UI_LINK=http://127.0.0.1:PORT/#key=KEY node run.mjs
 //
-// Asks to restart the service by printing `restart` and goes on when a line arrives on standard input.
+// Asks to restart the service by printing `restart`, and for an event of a refused host by `refuse SANDBOX HOST`. Goes on when
+// a line arrives on standard input.
 
 import assert from "node:assert/strict";
 import { createInterface } from "node:readline";
-import { checkAccessibility, checkWidth, launch, openWindow, typeLine, waitForOutput } from "./browser.mjs";
+import { checkAccessibility, checkWidth, DEADLINE, launch, openWindow, typeLine, waitForOutput } from "./browser.mjs";
 
 const link = new URL(process.env.WARREN_UI_LINK ?? "");
 const base = link.origin;
@@ -34,6 +35,8 @@ const steps = [
   ["hostile output, names and titles do nothing", hostile],
   ["other sites and inline scripts are refused", foreign],
   ["a session replays", replay],
+  ["a refused host appears, is allowed by one click, and is refused again", allowHost],
+  ["names of refused hosts do nothing", hostileHosts],
   ["a task is submitted, ends, and shows its result as text", submitTask],
   ["a running task is cancelled and deleted after questions that name it", cancelTask],
   ["settings are kept", settings],
@@ -256,6 +259,66 @@ async function replay() {
   assert.match(await exported.text(), /^\{"version":\s?2|^\{.*"version":2/);
 }
 
+/** Asks the egress proxy of the sandbox for a connection, and returns the first line of its answer. */
+async function askProxy(target) {
+  const script = "proxy=${HTTP_PROXY#http://}; exec 3<>/dev/tcp/${proxy%:*}/${proxy#*:}; "
+    + 'printf "CONNECT $1 HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" >&3; head -n 1 <&3';
+  const ran = await call("POST", `/api/sandboxes/${seen.sandbox}/exec`, { cmd: "bash", args: ["-c", script, "ask", target] });
+  return `${ran.body?.data?.stdout} ${ran.body?.data?.stderr}`;
+}
+
+/** Asks until the answer is, or is not, a refusal: a changed list reaches the node by two controllers. */
+async function askUntil(target, refused) {
+  const end = Date.now() + DEADLINE;
+  for (;;) {
+    const answer = await askProxy(target);
+    assert.match(answer, /^HTTP\/1\.1 \d+/);
+    if (/ 403 /.test(answer) === refused) return;
+    assert.ok(Date.now() < end, answer);
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+}
+
+async function allowHost() {
+  await page.goto(`${base}/sandboxes/${seen.sandbox}/network`);
+  await page.getByText("Nothing was refused").waitFor();
+  assert.equal(await page.getByRole("textbox", { name: "Allowed ports" }).inputValue(), "443, 80");
+  await askUntil("refused.invalid:8443", true);
+  // Without a reload: the page's stream tells of the event.
+  const row = page.getByTestId("refused").getByRole("row", { name: /refused\.invalid:8443/ });
+  await row.waitFor();
+  await checkAccessibility(page, "a refused host");
+  await page.getByRole("button", { name: "Allow refused.invalid:8443" }).click();
+  await row.getByText("Allowed now").waitFor();
+  await askUntil("refused.invalid:8443", false);
+  const hosts = page.getByRole("textbox", { name: "Allowed hosts" });
+  assert.match(await hosts.inputValue(), /^github\.com\n[^]*\nrefused\.invalid$/);
+  assert.equal(await page.getByRole("textbox", { name: "Allowed ports" }).inputValue(), "443, 80, 8443");
+  await hosts.fill("github.com\nhttps://example.com");
+  await page.getByRole("button", { name: "Save the network" }).click();
+  await page.getByText("https://example.com", { exact: true }).waitFor();
+  await hosts.fill("github.com");
+  await page.getByRole("button", { name: "Save the network" }).click();
+  await page.getByText("The network was saved.").waitFor();
+  await row.getByRole("button", { name: "Allow refused.invalid:8443" }).waitFor();
+  await askUntil("refused.invalid:8443", true);
+}
+
+async function hostileHosts() {
+  // The most that gets through the proxy's parser, and then an event as a hostile node would write it.
+  await askUntil("x'onclick=hit();.invalid:443", true);
+  await page.getByTestId("refused").getByText("x'onclick=hit();.invalid:443").waitFor();
+  const written = new Promise((resolve) => input.once("line", resolve));
+  console.log(`refuse ${seen.sandbox} ${HOSTILE}\u202e`);
+  await written;
+  await page.getByTestId("refused").getByText(`${HOSTILE}\ufffd:443`).waitFor();
+  await page.getByRole("link", { name: "Events" }).click();
+  await page.getByTestId("events").getByText(HOSTILE).waitFor();
+  await page.getByRole("link", { name: "Explain" }).click();
+  await page.getByText(HOSTILE).first().waitFor();
+  assert.equal(await page.evaluate(() => window.wasHit), undefined);
+}
+
 async function submitTask() {
   await page.goto(`${base}/tasks`);
   await page.getByText("No tasks yet").waitFor();
@@ -351,7 +414,7 @@ async function everyPage() {
   const sandbox = `/sandboxes/${seen.sandbox}`;
   const paths = [
     "/", "/new", "/tasks", "/tasks/browser-task", "/new-task", "/new-task?like=browser-task", "/sessions", "/settings", `/sessions/${seen.session}`, `/sessions/${seen.session}?view=replay`,
-    `${sandbox}/terminal`, `${sandbox}/files`, `${sandbox}/events`, `${sandbox}/explain`, "/nothing-here",
+    `${sandbox}/terminal`, `${sandbox}/files`, `${sandbox}/network`, `${sandbox}/events`, `${sandbox}/explain`, "/nothing-here",
   ];
   for (const path of paths) {
     await page.setViewportSize({ width: 1280, height: 800 });

@@ -168,6 +168,15 @@ async fn killed_command_leaves_no_process_and_terminals_carry_every_byte() {
     for number in 1001..=1003 {
         assert_eq!(said(&provider, &id, &format!("{} || echo gone", lives(number))).await, "gone");
     }
+    // A command that cannot be started, and one that only says so.
+    let missing = provider.exec(&id, Command::new("nonexistent", []), DEADLINE).await;
+    let (code, message) = refused(missing);
+    assert!(code == Code::SandboxExecFailed && message.contains("nonexistent"), "{code:?} {message}");
+    let nowhere = Command { directory: Some("/nonexistent".to_owned()), ..shell("true") };
+    assert_eq!(refused(provider.exec(&id, nowhere, DEADLINE).await).0, Code::SandboxExecFailed);
+    assert_eq!(said(&provider, &id, "echo OCI runtime exec failed").await, "OCI runtime exec failed");
+    let more = said(&provider, &id, "echo OCI runtime exec failed; sleep 0.1; echo more; exit 127").await;
+    assert_eq!(more, "OCI runtime exec failed\nmore");
     // Dropping ends a command too.
     let process = provider.exec_stream(&id, shell("exec sleep 1004")).await.expect("started");
     said(&provider, &id, &format!("until {}; do sleep 0.1; done", lives(1004))).await;
@@ -227,6 +236,10 @@ async fn half_made_sandboxes_are_removed_and_others_found_after_restarts() {
     let found = again.get("kept").await.expect("asked").expect("found");
     assert_eq!((found.id.as_str(), found.status), (id.as_str(), Status::Running));
     assert_eq!(again.list().await.expect("listed").len(), 1);
+
+    engine.post(&format!("/containers/warren-{id}/pause"), &Value::Null);
+    assert_eq!(again.get_by_id(&id).await.expect("asked").expect("found").status, Status::Stopped);
+    assert_eq!(again.start(&id).await.expect("started").status, Status::Running);
 
     // The engine itself is restarted: its containers end, and keep their files.
     engine.0.restart().expect("restarted");

@@ -4,6 +4,9 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Stdio};
 
+use k8s_openapi::api::core::v1::Event;
+use serde_json::json;
+use warren_client::kube::api::{Api, PostParams};
 use warren_e2e::clients::Browser;
 use warren_e2e::local_home::{LocalHome, service_binary};
 
@@ -43,6 +46,23 @@ impl Drop for Service {
     }
 }
 
+/// Writes the event by which a node tells that its proxy refused a host.
+fn refuse(home: &LocalHome, sandbox: &str, host: &str) {
+    let event = json!({
+        "metadata": {"generateName": "refused-"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "name": sandbox, "namespace": "default"},
+        "type": "Warning", "reason": "EgressRefused", "count": 1,
+        "message": format!("{host}:443: the host is not among the allowed ones"),
+        "lastTimestamp": jiff::Timestamp::now(),
+    });
+    let event: Event = serde_json::from_value(event).expect("an event");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let events: Api<Event> = Api::namespaced(home.client().await, "default");
+        events.create(&PostParams::default(), &event).await.expect("create the event");
+    });
+}
+
 #[test]
 fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
     let Some(home) = LocalHome::new() else { return };
@@ -72,6 +92,11 @@ fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
             service.end();
             service = Service::start(&home, &address);
             writeln!(input, "restarted").expect("the script waits");
+        } else if let Some((sandbox, host)) =
+            line.strip_prefix("refuse ").and_then(|rest| rest.split_once(' '))
+        {
+            refuse(&home, sandbox, host);
+            writeln!(input, "refused").expect("the script waits");
         } else {
             println!("{line}");
             said.push_str(&line);

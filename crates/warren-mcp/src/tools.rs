@@ -4,10 +4,12 @@
 //! `sandbox_claim_name` everywhere, as there, also if it was made from an image and has no claim.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use rmcp::model::{Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::arguments::CommandLine;
 
@@ -636,10 +638,32 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
     description: &'static str,
     hints: ToolAnnotations,
 ) -> Tool {
-    Tool::new(name, description, rmcp::model::JsonObject::new())
+    let mut tool = Tool::new(name, description, JsonObject::new())
         .with_input_schema::<A>()
         .with_output_schema::<R>()
-        .with_annotations(hints)
+        .with_annotations(hints);
+    tool.input_schema = without_formats(&tool.input_schema);
+    tool.output_schema = tool.output_schema.as_deref().map(without_formats);
+    tool
+}
+
+/// Removes formats such as `uint64`, which are Rust's. Validators of clients warn of every one.
+fn without_formats(schema: &JsonObject) -> Arc<JsonObject> {
+    fn remove(value: &mut Value) {
+        match value {
+            Value::Object(object) => {
+                if object.get("format").is_some_and(Value::is_string) {
+                    object.remove("format");
+                }
+                object.values_mut().for_each(remove);
+            }
+            Value::Array(values) => values.iter_mut().for_each(remove),
+            _ => {}
+        }
+    }
+    let mut schema = schema.clone();
+    schema.values_mut().for_each(remove);
+    Arc::new(schema)
 }
 
 fn hints(read_only: bool, destructive: bool) -> ToolAnnotations {
@@ -659,6 +683,10 @@ mod tests {
             assert_eq!(schema["additionalProperties"], false, "{}", tool.name);
             for (argument, property) in schema["properties"].as_object().expect("properties") {
                 assert!(property["description"].is_string(), "{} {argument}", tool.name);
+            }
+            let output = tool.output_schema.as_ref().expect("a schema of the result");
+            for text in [schema.to_string(), serde_json::to_string(output).expect("JSON")] {
+                assert!(!text.contains("uint"), "{text}");
             }
             let hints = tool.annotations.as_ref().expect("hints");
             assert!(hints.read_only_hint != Some(true) || hints.destructive_hint == Some(false));

@@ -48,6 +48,9 @@ const REMOVE_SECONDS: i32 = 5;
 /// The time limit of a pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// The time limit of a health check of the engine.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The interval at which the state of a sandbox is polled while a caller waits for it.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -121,12 +124,17 @@ impl DockerProvider {
         let engine = Arc::new(Engine::new(&host)?);
         limits::check_identifier("owner", &options.owner)?;
         if let Some(image) = &options.image {
-            limits::check_image(image)?;
+            container::check_reference(image)?;
         }
-        let joined = |network: &String| {
-            ["host", "none", "default", "bridge"].contains(&network.as_str()) || network.contains(':')
+        let unfit = |network: &String| {
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            // The last two would be the engine's own default, which joins containers.
+            let taken = ["host", "none", "default", "bridge"].contains(&network.as_str());
+            taken
+                || !network.bytes().all(fits)
+                || !network.starts_with(|first: char| first.is_ascii_alphanumeric())
         };
-        if options.network.as_ref().is_some_and(joined) {
+        if options.network.as_ref().is_some_and(unfit) {
             let problem = "has to be a network of its own for sandboxes, without traffic between them; create one with \
                            `docker network create --opt com.docker.network.bridge.enable_icc=false NAME`";
             return Err(ProviderError::invalid("dockerNetwork", problem));
@@ -564,8 +572,12 @@ impl Provider for DockerProvider {
             if self.making(id).is_some() {
                 return Err(ProviderError::invalid_state(info.status.name()));
             }
-            // One that runs already is started.
-            let started = docker.start_container(&container_name(id), None::<StartContainerOptions>).await;
+            // One that runs already is started. One that somebody has paused is not started, but goes on.
+            let mut started =
+                docker.start_container(&container_name(id), None::<StartContainerOptions>).await;
+            if started.is_err() && docker.unpause_container(&container_name(id)).await.is_ok() {
+                started = Ok(());
+            }
             started.map_err(|error| match refusal(&error) {
                 Some(404) => ProviderError::not_found(id),
                 _ => engine_error(Code::SandboxStartFailed, "Failed to start sandbox", &error),
@@ -704,14 +716,14 @@ impl Provider for DockerProvider {
 
     fn pull_image<'a>(&'a self, image: &'a str) -> Answer<'a, ()> {
         Box::pin(async move {
-            limits::check_image(image)?;
+            container::check_reference(image)?;
             pull(&self.0.engine.client().await?, image).await
         })
     }
 
     fn is_image_available<'a>(&'a self, image: &'a str) -> Answer<'a, bool> {
         Box::pin(async move {
-            limits::check_image(image)?;
+            container::check_reference(image)?;
             has_image(&self.0.engine.client().await?, image).await
         })
     }
@@ -725,7 +737,12 @@ impl Provider for DockerProvider {
                 container::check_limits(&info)?;
                 Ok::<_, ProviderError>((docker.client_version().to_string(), info, self.all().await?))
             };
-            match looked.await {
+            let looked = tokio::time::timeout(HEALTH_TIMEOUT, looked).await.unwrap_or_else(|_| {
+                let message =
+                    format!("the Docker engine does not answer within {} s", HEALTH_TIMEOUT.as_secs());
+                Err(ProviderError::new(Code::ProviderUnavailable, message))
+            });
+            match looked {
                 Ok((version, info, sandboxes)) => Health {
                     healthy: true,
                     message: None,
@@ -774,7 +791,7 @@ mod tests {
 
     #[test]
     fn networks_that_join_sandboxes_to_the_machine_are_refused() {
-        for network in ["host", "bridge", "container:other"] {
+        for network in ["host", "bridge", "container:other", "", "-a", "../x", "a?b"] {
             let options = DockerOptions {
                 owner: "o".to_owned(),
                 network: Some(network.to_owned()),

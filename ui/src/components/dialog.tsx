@@ -42,18 +42,20 @@ interface ConfirmProps {
   confirm: string;
   /** The other answer, where “Cancel” would be unclear. */
   dismiss?: string;
+  /** Deleting and ending are dangerous, which is the usual question. */
+  tone?: "danger" | "primary";
   onConfirm: () => void;
   onClose: () => void;
 }
 
 /** Asks before something that cannot be undone. */
-export function Confirm({ title, text, confirm, dismiss = "Cancel", onConfirm, onClose }: ConfirmProps) {
+export function Confirm({ title, text, confirm, dismiss = "Cancel", tone = "danger", onConfirm, onClose }: ConfirmProps) {
   return (
     <Dialog title={title} onClose={onClose}>
       <p>{text}</p>
       <div className="dialog-actions">
         <button type="button" className="button" onClick={onClose} autoFocus>{dismiss}</button>
-        <button type="button" className="button button-danger" onClick={onConfirm}>{confirm}</button>
+        <button type="button" className={`button button-${tone}`} onClick={onConfirm}>{confirm}</button>
       </div>
     </Dialog>
   );

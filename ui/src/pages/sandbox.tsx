@@ -9,11 +9,13 @@ import { Link } from "../router";
 import { EventsTab } from "./sandbox_events";
 import { ExplainTab } from "./sandbox_explain";
 import { FilesTab } from "./sandbox_files";
+import { NetworkTab } from "./sandbox_network";
 import { TerminalsTab } from "./sandbox_terminals";
 
 const TABS = [
   { id: "terminal", label: "Terminal" },
   { id: "files", label: "Files" },
+  { id: "network", label: "Network" },
   { id: "events", label: "Events" },
   { id: "explain", label: "Explain" },
 ] as const;
@@ -68,6 +70,7 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
       </nav>
       {known.id === "terminal" && <TerminalsTab sandbox={sandbox} />}
       {known.id === "files" && <FilesTab sandbox={sandbox} />}
+      {known.id === "network" && <NetworkTab sandbox={sandbox} />}
       {known.id === "events" && <EventsTab sandbox={sandbox} />}
       {known.id === "explain" && <ExplainTab sandbox={sandbox} />}
       {deleting && <DeleteSandbox sandbox={sandbox} onClose={() => setDeleting(false)} />}

@@ -6,7 +6,7 @@ import { useResource } from "../live";
 
 /** What the controllers and the node have said about a sandbox. */
 export function EventsTab({ sandbox }: { sandbox: Sandbox }) {
-  const { data, error, reload } = useResource<SandboxEvent[]>(paths.events(sandbox.id), ["sandboxes"]);
+  const { data, error, reload } = useResource<SandboxEvent[]>(paths.events(sandbox.id), ["sandboxes", "network"]);
   if (data === undefined) {
     if (error === null) return <Loading />;
     return <ErrorNote title="Could not read the events" error={error} action={{ label: "Try again", run: reload }} />;

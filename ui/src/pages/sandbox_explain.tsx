@@ -5,7 +5,7 @@ import { useResource } from "../live";
 
 /** Why a sandbox is as it is, and what to do about it. */
 export function ExplainTab({ sandbox }: { sandbox: Sandbox }) {
-  const { data, error, reload } = useResource<Explanation>(paths.explain(sandbox.id), ["sandboxes"]);
+  const { data, error, reload } = useResource<Explanation>(paths.explain(sandbox.id), ["sandboxes", "network"]);
   if (data === undefined) {
     if (error === null) return <Loading />;
     return <ErrorNote title="Could not explain the sandbox" error={error} action={{ label: "Try again", run: reload }} />;

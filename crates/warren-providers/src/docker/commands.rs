@@ -24,6 +24,9 @@ const TERMINAL: &str = "terminal-";
 /// Kills the processes of a command: those that have its mark in their environment (`$1`), and those of their sessions. The engine
 /// has no call for this. Each command has a session of its own. A process that has left it and has cleared its environment is not found.
 const KILL: &str = r#"
+read -r stat < "/proc/$$/stat"
+set -- "$1" ${stat##*) }
+own=$5
 sessions=' '
 left=100
 while [ "$left" -gt 0 ]; do
@@ -32,7 +35,7 @@ while [ "$left" -gt 0 ]; do
   for process in /proc/[0-9]*; do
     read -r stat 2>/dev/null < "$process/stat" || continue
     set -- "$1" ${stat##*) }
-    [ "$2" = Z ] && continue
+    if [ "$2" = Z ] || [ "$5" = "$own" ]; then continue; fi
     case $sessions in
       *" $5 "*) ;;
       *) tr '\0' '\n' 2>/dev/null < "$process/environ" | grep -qx "WARREN_COMMAND=$1" || continue
@@ -56,6 +59,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The number of tries to set the size of a terminal. The engine refuses until the command has started.
 const RESIZE_TRIES: u32 = 40;
 const RESIZE_PAUSE: Duration = Duration::from_millis(25);
+
+/// The beginning of the engine's reason that a command could not be started, and the longest one.
+const REFUSAL: &[u8] = b"OCI runtime exec failed";
+const MOST_REFUSAL: usize = 8 << 10;
 
 /// The largest part of an output that is carried at once.
 const PART: usize = 32 << 10;
@@ -204,16 +211,27 @@ async fn carry(place: Place, started: Started, inside: Inside, terminal: bool, s
         std::future::pending::<Infallible>().await
     };
     let ran = async {
-        let carried = match terminal {
+        let broken = |reason: std::io::Error| failed(format!("the engine's stream broke: {reason}"));
+        let mut stdout = stdout;
+        let held = match terminal {
             true => {
                 drop(stderr);
-                carry_terminal(read, stdout).await
+                carry_terminal(read, &mut stdout).await.map(|()| None)
             }
-            false => carry_frames(read, stdout, stderr).await,
+            false => carry_frames(read, &mut stdout, stderr).await,
         };
-        // The outputs are closed here: their readers go on to wait for the exit code.
-        let code = place.exit_code(&exec).await?;
-        carried.map_err(|reason| failed(format!("the engine's stream broke: {reason}"))).map(|()| code)
+        let Some(held) = held.map_err(broken)? else {
+            // Its reader goes on to wait for the exit code.
+            drop(stdout);
+            return place.exit_code(&exec).await;
+        };
+        match place.exit_code(&exec).await? {
+            126 | 127 => Err(failed(String::from_utf8_lossy(&held).trim())),
+            code => {
+                let _ = stdout.write_all(&held).await;
+                Ok(code)
+            }
+        }
     };
     let result = tokio::select! {
         result = ran => result,
@@ -248,20 +266,38 @@ async fn carry_terminal(
 }
 
 /// Carries both outputs to their readers: each frame has its output's number, three zeros and its length before it.
+///
+/// The engine writes the reason that a command could not be started into the command's own output, in one frame. An output that is
+/// such a frame and nothing else is returned instead.
 async fn carry_frames(
     mut read: impl AsyncRead + Unpin,
     mut stdout: impl AsyncWrite + Unpin,
     mut stderr: impl AsyncWrite + Unpin,
-) -> Result<(), std::io::Error> {
+) -> Result<Option<Vec<u8>>, std::io::Error> {
     let mut buffer = vec![0; PART];
+    let mut held: Option<Vec<u8>> = None;
+    let mut first = true;
     loop {
         let mut head = [0; 8];
         match read.read(&mut head[..1]).await? {
-            0 => return Ok(()),
+            0 => return Ok(held),
             _ => read.read_exact(&mut head[1..]).await?,
         };
         let [output, _, _, _, length @ ..] = head;
         let mut left = u32::from_be_bytes(length) as usize;
+        if let Some(held) = held.take() {
+            let _ = stdout.write_all(&held).await;
+        }
+        if std::mem::take(&mut first) && output == 1 && (REFUSAL.len()..MOST_REFUSAL).contains(&left) {
+            let mut frame = vec![0; left];
+            read.read_exact(&mut frame).await?;
+            if frame.starts_with(REFUSAL) {
+                held = Some(frame);
+            } else {
+                let _ = stdout.write_all(&frame).await;
+            }
+            continue;
+        }
         while left > 0 {
             let most = left.min(buffer.len());
             let length = read.read(&mut buffer[..most]).await?;
@@ -313,5 +349,74 @@ impl Runner for Place {
         let copied = tokio::try_join!(feeding, tokio::io::copy(out, stdout), tokio::io::copy(err, stderr));
         copied.map_err(|error: std::io::Error| error.to_string())?;
         process.wait().await.map_err(|error| error.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(output: u8, text: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(text.len()).expect("short").to_be_bytes();
+        [&[output, 0, 0, 0], &length, text].concat()
+    }
+
+    async fn carried(stream: &[u8]) -> (Result<Option<Vec<u8>>, std::io::ErrorKind>, Vec<u8>, Vec<u8>) {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let result = carry_frames(stream, &mut out, &mut err).await.map_err(|error| error.kind());
+        (result, out, err)
+    }
+
+    #[tokio::test]
+    async fn frames_go_to_their_outputs_and_broken_ones_are_errors() {
+        let big = vec![7; 3 * PART + 5];
+        let stream = [frame(1, b"out"), frame(2, b"err"), frame(1, b""), frame(1, &big)].concat();
+        let (result, out, err) = carried(&stream).await;
+        assert_eq!((result, out, err), (Ok(None), [&b"out"[..], &big].concat(), b"err".to_vec()));
+        for broken in
+            [&frame(1, b"output")[..10], &frame(1, b"out")[..3], &[1, 0, 0, 0, 255, 255, 255, 255, 1]]
+        {
+            assert_eq!(carried(broken).await.0, Err(std::io::ErrorKind::UnexpectedEof), "{broken:?}");
+        }
+        assert_eq!(carried(&frame(9, b"x")).await.0, Err(std::io::ErrorKind::Other));
+    }
+
+    #[tokio::test]
+    async fn reason_of_the_engine_is_held_back_only_alone() {
+        let reason = b"OCI runtime exec failed: no such file";
+        let (result, out, _) = carried(&frame(1, reason)).await;
+        assert_eq!((result, out), (Ok(Some(reason.to_vec())), Vec::new()));
+        let (result, out, _) = carried(&[frame(1, reason), frame(1, b"more")].concat()).await;
+        assert_eq!((result, out), (Ok(None), [&reason[..], b"more"].concat()));
+    }
+
+    /// Runs the script that ends commands on this machine's own processes.
+    #[test]
+    fn script_ends_marked_processes_and_their_sessions_alone() {
+        use std::process::{Command, Stdio};
+        let mark = format!("test-{}", fastrand::u64(..));
+        let sleep = |marked: bool| {
+            let mut command = Command::new("setsid");
+            command
+                .args(["sh", "-c", "env -i sleep 1000 >/dev/null & echo ready; exec sleep 1000 >/dev/null"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped());
+            if marked {
+                command.env(MARK, &mark);
+            }
+            let mut child = command.spawn().expect("run setsid");
+            // Before that it may still be in this test's session.
+            let ready = std::io::read_to_string(child.stdout.take().expect("piped")).expect("read");
+            assert_eq!(ready, "ready\n");
+            child
+        };
+        let (mut marked, mut other) = (sleep(true), sleep(false));
+        let ran = Command::new("sh").args(["-c", KILL, "sh", &mark]).status().expect("run sh");
+        assert!(ran.success());
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&marked.wait().expect("wait")), Some(9));
+        assert_eq!(other.try_wait().expect("asked"), None, "another's goes on");
+        let group = rustix::process::Pid::from_child(&other);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("end it");
+        other.wait().expect("wait");
     }
 }

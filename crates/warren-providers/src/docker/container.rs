@@ -12,7 +12,7 @@ use warren_api::labels;
 
 use super::DockerOptions;
 use crate::error::{Code, ProviderError};
-use crate::limits::{Network, Wanted};
+use crate::limits::{Network, Wanted, check_image};
 
 /// The directory that belongs to the sandbox. The rest of its files is read-only.
 pub(super) const WORKSPACE: &str = "/workspace";
@@ -76,6 +76,17 @@ pub(super) fn prepare_name(id: &str) -> String {
     format!("warren-{id}-prepare")
 }
 
+/// Checks an image's name more closely than for other providers: it becomes a part of the path of requests to the engine.
+pub(super) fn check_reference(image: &str) -> Result<(), ProviderError> {
+    check_image(image)?;
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@".contains(&byte);
+    let part = |part: &str| part.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match image.bytes().all(fits) && image.split('/').all(part) {
+        true => Ok(()),
+        false => Err(ProviderError::invalid("image", "is not the name of an image")),
+    }
+}
+
 impl Description {
     /// Checks what a client wants, and refuses what a Docker engine does not enforce.
     pub(super) fn new(
@@ -113,6 +124,7 @@ impl Description {
         }
         let image =
             wanted.image.or_else(|| options.image.clone()).unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
+        check_reference(&image)?;
         let mut env = std::collections::BTreeMap::from(
             [("HOME", WORKSPACE), ("IS_SANDBOXED", "true"), ("SANDBOX_VERSION", "1.0.0")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned())),
@@ -336,6 +348,16 @@ mod tests {
         assert!(env.contains(&"A=b".to_owned()) && env.contains(&"IS_SANDBOXED=true".to_owned()), "{env:?}");
         let labels = container.labels.expect("some");
         assert_eq!(labels[labels::PROJECT], "", "an image's own label would count otherwise");
+    }
+
+    #[test]
+    fn names_of_images_stay_names() {
+        for good in ["node:22-slim", "localhost:5000/a/b_c@sha256:00", "sha256:00"] {
+            check_reference(good).expect(good);
+        }
+        for bad in ["", "../containers/x", "a/../b", "a?b", "a#b", "/a", "a//b", "a%2fb", "a b"] {
+            check_reference(bad).expect_err(bad);
+        }
     }
 
     #[test]

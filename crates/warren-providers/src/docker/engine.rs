@@ -8,7 +8,7 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::errors::Error;
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,6 +26,9 @@ const REQUEST_SECONDS: u64 = 120;
 
 /// The time limit of a start of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The number of bytes of a refusal that are read.
+const MOST_SAID: usize = 16 << 10;
 
 /// The address of an engine. Plain HTTP does not authenticate clients, so only loopback addresses
 /// are allowed.
@@ -146,7 +149,14 @@ impl Engine {
         let request = request.map_err(|error| chain(&error))?;
         let answer = sender.send_request(request).await.map_err(|error| chain(&error))?;
         if answer.status() != http::StatusCode::SWITCHING_PROTOCOLS {
-            return Err(format!("the engine answers {}", answer.status()));
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), MOST_SAID).collect().await;
+            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+            let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+            return Err(match said["message"].as_str() {
+                Some(message) => message.to_owned(),
+                None => format!("the engine answers {status}"),
+            });
         }
         let upgraded = hyper::upgrade::on(answer).await.map_err(|error| chain(&error))?;
         Ok(Box::pin(TokioIo::new(upgraded)))

@@ -100,7 +100,9 @@ pub(super) fn explanation(
         let what = format!("Warning {}", event.reason.as_deref().unwrap_or_default());
         let why = event.message.clone().unwrap_or_default();
         let next = match event.reason.as_deref() {
-            Some("EgressRefused") => "Add the host to `allowedHosts` of a new sandbox if it may reach it.",
+            Some("EgressRefused") => {
+                "If the sandbox may reach it, allow the host: the Network tab of the page, or `POST …/network/allow`."
+            }
             _ => "Look at the events for what happened before.",
         };
         reasons.push(Reason { what, why, next: next.to_owned() });

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +12,8 @@ use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxWarmPool};
 use warren_client::kube::Client;
 use warren_client::kube::api::Api;
 use warren_client::kube::runtime::{WatchStreamExt as _, watcher};
+
+use super::network::REFUSED;
 
 /// Changes within this time are told once.
 const DEBOUNCE: Duration = Duration::from_millis(150);
@@ -29,9 +32,12 @@ pub enum Topic {
     Sessions,
     /// The tasks.
     Tasks,
+    /// The hosts that sandboxes may reach, or that were refused to them.
+    Network,
 }
 
-const ALL: [Topic; 5] = [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions, Topic::Tasks];
+const ALL: [Topic; 6] =
+    [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions, Topic::Tasks, Topic::Network];
 
 /// The channel on which changes are announced. Clones share it.
 #[derive(Clone, Debug)]
@@ -57,10 +63,10 @@ impl Changes {
     /// Watches a home's objects until the shutdown.
     pub async fn watch(self, client: Client, namespace: String, shutdown: CancellationToken) {
         macro_rules! watch {
-            ($kind:ty, $($topic:expr),+) => {{
+            ($kind:ty, $config:expr, $($topic:expr),+) => {{
                 let api: Api<$kind> = Api::namespaced(client.clone(), &namespace);
                 let changes = self.clone();
-                watcher(api, watcher::Config::default().any_semantic())
+                watcher(api, $config.any_semantic())
                     .default_backoff()
                     .touched_objects()
                     .for_each(move |_| {
@@ -69,14 +75,17 @@ impl Changes {
                     })
             }};
         }
+        let all = watcher::Config::default;
+        let refusals = format!("reason={REFUSED}");
         let watching = async {
             tokio::join!(
-                watch!(Sandbox, Topic::Sandboxes),
+                watch!(Sandbox, all(), Topic::Sandboxes),
                 // The state of a claim is that of its sandbox, too.
-                watch!(SandboxClaim, Topic::Claims, Topic::Sandboxes),
-                watch!(SandboxWarmPool, Topic::Pools),
+                watch!(SandboxClaim, all(), Topic::Claims, Topic::Sandboxes),
+                watch!(SandboxWarmPool, all(), Topic::Pools),
                 // A cluster that does not serve tasks answers with errors, further and further apart.
-                watch!(AgentTask, Topic::Tasks),
+                watch!(AgentTask, all(), Topic::Tasks),
+                watch!(Event, all().fields(&refusals), Topic::Network),
             )
         };
         tokio::select! {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::{self, COOKIE_NAME, Caller, LOGIN_LIFE};
 use super::answer::{Body, Failure, data, stream_response};
 use super::request::Request;
-use super::{Service, agent_runs, changes, cluster, sandboxes, sessions, settings, tasks};
+use super::{Service, agent_runs, changes, cluster, network, sandboxes, sessions, settings, tasks};
 
 type Answer = Result<Response<Body>, Failure>;
 
@@ -56,6 +56,9 @@ pub async fn answer(service: &Arc<Service>, request: Request) -> Answer {
         ["sandboxes", id, "events"] if is(&get) => data(&service.provider.history(id).await?),
         ["sandboxes", id, "explain"] if is(&get) => data(&service.provider.explain(id).await?),
         ["sandboxes", id, "metrics"] if is(&get) => data(&service.provider.metrics(id).await?),
+        ["sandboxes", id, "network"] if is(&get) => network::show(service, id).await,
+        ["sandboxes", id, "network"] if is(&put) => network::set(service, id, request).await,
+        ["sandboxes", id, "network", "allow"] if is(&post) => network::allow(service, id, request).await,
         ["sandboxes", id, "terminals"] if is(&post) => sessions::open(service, id, request).await,
         ["agent-runs"] if is(&get) => agent_runs::list(service, &request).await,
         ["agent-runs"] if is(&post) => agent_runs::create(service, request).await,
