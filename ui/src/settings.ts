@@ -4,7 +4,7 @@ import { api, client } from "./api";
 
 export type RuntimeClass = "none" | "gvisor" | "kata";
 
-export type Provider = "warren" | "kubernetes";
+export type Provider = "warren" | "kubernetes" | "docker";
 
 export interface Defaults {
   provider?: Provider;

@@ -14,6 +14,7 @@ const MODES = [
 const PROVIDERS = [
   { value: "warren", label: "Warren", hint: "on the machine of the service" },
   { value: "kubernetes", label: "Kubernetes", hint: "on a cluster" },
+  { value: "docker", label: "Docker", hint: "on a Docker engine of the same machine" },
 ] as const;
 
 /** What new sandboxes are made with, and where. */
