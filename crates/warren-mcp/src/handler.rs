@@ -17,7 +17,7 @@ use crate::{arguments, resources};
 const INSTRUCTIONS: &str = "Isolated sandboxes to run commands and keep files in. Call `create_sandbox` first and \
     pass the `sandbox_claim_name` that it returns to the other tools. `run_code` runs Python or shell code that builds on \
     earlier calls. A sandbox keeps its files and processes until \
-    `delete_sandbox` or the end of this connection. Its network may be limited.";
+    `delete_sandbox`, or until this client has gone. Its network may be limited.";
 
 impl Server {
     /// Reads a file of a sandbox as a resource.
@@ -25,6 +25,7 @@ impl Server {
         let (sandbox, path) =
             resources::parse(uri).map_err(|error| ErrorData::invalid_params(error, None))?;
         let read = async {
+            let _call = self.begin()?;
             let path = arguments::path("path", &path)?;
             let files = self.files(&sandbox, None, None).await?;
             let part = files.read(&path, 0, resources::LARGEST).await?;
@@ -107,6 +108,10 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        let _call = match self.begin() {
+            Ok(call) => call,
+            Err(error) => return Ok(CallToolResult::error(vec![ContentBlock::text(error)]).into()),
+        };
         let arguments = request.arguments.unwrap_or_default();
         match self.call(&request.name, arguments, &context.ct).await {
             Some(Ok(answer)) => Ok(CallToolResult::from(answer).into()),

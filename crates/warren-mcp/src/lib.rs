@@ -1,16 +1,18 @@
 //! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands and code in them, read
 //! and write their files.
 //!
-//! One [`serve`] call is one client. The client sees only the sandboxes that it made, unless [`Config::all`] is set, and
-//! all of them are deleted when the client goes. If this process is killed, their lease ends them. It parses no
-//! arguments and starts no daemon: its caller brings a [`Connect`]. Start reading at [`server`], which does what
-//! the tools say.
+//! One [`serve`] call is one client on a pair of streams; [`http::Clients`] serves many over HTTP. A client sees only the
+//! sandboxes that its credential made, unless [`Config::all`] is set, and all of them are deleted when it goes. If this
+//! process is killed, their lease ends them. It parses no arguments, listens on no socket, knows no keys and starts no
+//! daemon: its caller brings a [`Connect`] and checked requests. Start reading at [`server`], which does what the tools
+//! say.
 
 mod arguments;
 mod commands;
 mod contexts;
 mod edit;
 mod handler;
+pub mod http;
 mod output;
 mod resources;
 mod sandboxes;
@@ -19,6 +21,7 @@ mod tools;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::ServiceExt as _;
@@ -40,6 +43,20 @@ pub trait Connect: Send + Sync + 'static {
 
     /// Returns the URL of the router of a local home that runs.
     fn router(&self) -> Result<String, String>;
+}
+
+impl<C: Connect + ?Sized> Connect for Arc<C> {
+    fn connect(&self) -> Connecting<'_> {
+        self.as_ref().connect()
+    }
+
+    fn reconnect(&self) -> Connecting<'_> {
+        self.as_ref().reconnect()
+    }
+
+    fn router(&self) -> Result<String, String> {
+        self.as_ref().router()
+    }
 }
 
 /// The settings for one client.

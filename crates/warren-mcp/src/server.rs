@@ -10,6 +10,7 @@ use rmcp::model::{JsonObject, Tool};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use warren_client::files::{ByExec, Files as _, Search};
 use warren_client::interpreter::Image;
@@ -31,6 +32,9 @@ use crate::{Config, Connect, arguments};
 /// The longest line that a search shows, in characters.
 const LONGEST_LINE: usize = 500;
 
+/// The calls of a client that are under way. A client needs no more, and each may hold a connection to the home.
+const MOST_CALLS: usize = 32;
+
 /// The longest time that deleting a client's sandboxes may take when the client has gone.
 const CLEANUP: Duration = Duration::from_secs(30);
 
@@ -43,6 +47,7 @@ struct Inner {
     commands: Commands,
     contexts: Contexts,
     tools: Vec<Tool>,
+    calls: Semaphore,
 }
 
 impl Server {
@@ -55,6 +60,7 @@ impl Server {
             commands: Commands::default(),
             contexts: Contexts::default(),
             tools,
+            calls: Semaphore::new(MOST_CALLS),
         }))
     }
 
@@ -76,6 +82,12 @@ impl Server {
     /// Returns the tools of this client.
     pub(crate) fn tools(&self) -> &[Tool] {
         &self.0.tools
+    }
+
+    /// Counts a call against the client's limit, until the permit is dropped.
+    pub(crate) fn begin(&self) -> Result<SemaphorePermit<'_>, String> {
+        let busy = |_| format!("{MOST_CALLS} calls are under way, which is the limit; wait for one to end");
+        self.0.calls.try_acquire().map_err(busy)
     }
 
     /// Calls a tool. `None` if there is none of that name.

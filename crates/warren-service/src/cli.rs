@@ -18,7 +18,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve sandboxes, terminals and their sessions over HTTP on loopback, with a web page.
     Serve(Serve),
-    /// Serve sandboxes as MCP tools to the client on standard input and output.
+    /// Serve sandboxes as MCP tools to the client on standard input and output, or to clients over HTTP.
     Mcp(Mcp),
     /// Serve E2B's API on loopback, for programs that use E2B's SDKs.
     E2b(E2b),
@@ -137,8 +137,11 @@ pub struct Mcp {
 
 #[derive(Debug, Subcommand)]
 pub enum McpCommand {
-    /// Print the configuration with which an MCP client starts Warren, or write it.
+    /// Print the configuration with which an MCP client starts Warren or reaches it over HTTP, or write it.
     Install(Install),
+    /// Make, list and remove the keys of clients over HTTP. A server that runs notices at once.
+    #[command(disable_help_subcommand = true)]
+    Key(McpKey),
 }
 
 /// Which home, and what is made there.
@@ -177,6 +180,39 @@ pub struct McpClient {
     /// How long its sandboxes stay if this program is killed
     #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..))]
     pub lease: u64,
+    /// Serve any number of clients over HTTP on this loopback address instead of one on standard input and output;
+    /// port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// With `--listen`: a client without a request or an open stream for so long is gone
+    #[arg(long, default_value = "1800", value_name = "SECONDS", requires = "listen", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct McpKey {
+    /// The data directory that the server uses [default: `/var/lib/warren` for root, else
+    /// `$XDG_DATA_HOME/warren`]
+    #[arg(long, env = "WARREN_HOME", value_name = "DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: KeyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key and print it. It is shown this once.
+    Add {
+        /// What the key is called: small letters, digits and `-`
+        name: String,
+    },
+    /// Print the names of the keys.
+    List,
+    /// Remove a key. Its clients are cut off, and their sandboxes deleted.
+    Remove {
+        /// The key's name
+        name: String,
+    },
 }
 
 /// A provider that can be chosen.
@@ -230,6 +266,10 @@ pub struct Install {
     /// Write the configuration into the client's own file instead of printing it
     #[arg(long, requires = "client")]
     pub write: bool,
+    /// Reach the server of `warren mcp --listen` at this URL instead of starting one. The key is read from the
+    /// variable `WARREN_MCP_KEY` by the client
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
 }
 
 /// An MCP client whose configuration is known.

@@ -6,6 +6,7 @@ mod cli;
 mod e2b;
 mod home;
 mod install;
+mod listen;
 mod mcp;
 mod serve;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
             install::install(&arguments)
         }
+        Command::Mcp(cli::Mcp { command: Some(McpCommand::Key(arguments)), .. }) => mcp::key(arguments),
         Command::Agent(cli::Agent { command: cli::AgentCommand::Run(arguments) }) => {
             return serve::agent_run(*arguments);
         }

@@ -2,7 +2,7 @@
 //!
 //! Routes are in [`routes`], authentication is in [`access`].
 
-mod access;
+pub mod access;
 mod agent_runs;
 mod answer;
 mod append;
@@ -125,7 +125,11 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     greet(address, new_key.as_deref());
     let watching = tokio::spawn(watch(service.clone(), changes));
     let cleaning = tokio::spawn(agent_runs.clone().clean_up());
-    let serving = listen::serve(service, socket, shutdown.clone());
+    let answer = move |request| {
+        let service = service.clone();
+        async move { listen::answer(&service, request).await }
+    };
+    let serving = crate::listen::serve(answer, socket, shutdown.clone());
     let stop = async {
         tokio::select! {
             _ = terminate.recv() => {}
