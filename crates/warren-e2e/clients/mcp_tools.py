@@ -1,17 +1,25 @@
-"""Calls every tool of `warren mcp` with the official client, over standard input and output.
+"""Calls every tool of `warren mcp` with the official client, over standard input and output or HTTP.
 
-Arguments: what to do, the `warren` program, and arguments for `warren mcp`.
-`tools MODE` calls every tool and checks the answers; `hold` creates a sandbox, prints its name and waits.
+Arguments: what to do, the `warren` program, and arguments for `warren mcp`. For HTTP: a URL and two keys.
+A protocol (`legacy`, or a version) calls every tool and checks the answers; `hold` creates a sandbox, prints its name and
+waits. The client may be of version 1 or 2.
 """
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import os
 import sys
 from urllib.parse import urlsplit
 
-from mcp import Client, StdioServerParameters
+from mcp import StdioServerParameters
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+try:
+    from mcp import Client
+except ImportError:
+    from mcp_version_1 import Client
 
 TOOLS = {
     "create_sandbox", "list_sandboxes", "delete_sandbox", "execute_command", "start_command", "poll_command",
@@ -34,10 +42,24 @@ def close(_): open_figures.clear()
 """
 
 
+@contextlib.asynccontextmanager
+async def over_http(url, key):
+    headers = {"Authorization": f"Bearer {key}"}
+    async with create_mcp_http_client(headers=headers) as http_client:
+        async with streamable_http_client(url, http_client=http_client) as streams:
+            yield streams
+
+
 def client(program, arguments, mode="auto"):
+    if is_url(program):
+        return Client(over_http(program, arguments[0]), mode=mode, read_timeout_seconds=300)
     environment = {name: value for name, value in os.environ.items() if name in ("WARREN_HOME", "PATH", "HOME")}
     server = StdioServerParameters(command=program, args=["mcp", *arguments], env=environment)
     return Client(server, mode=mode, read_timeout_seconds=300)
+
+
+def is_url(program):
+    return program.startswith("http:")
 
 
 async def call(client, tool, **arguments):
@@ -288,14 +310,14 @@ async def resources(client, name):
             raise AssertionError(f"{uri} was not refused: {file}")
 
 
-async def scope(program, arguments, name):
-    """Another client does not see the sandbox, unless it is started with `--all`."""
-    async with client(program, arguments) as other:
+async def scope(program, arguments, name, mode):
+    """Another client does not see the sandbox, unless it is started with `--all` or has the same key."""
+    async with client(program, arguments[1:] if is_url(program) else arguments, mode) as other:
         assert (await call(other, "list_sandboxes"))["sandboxes"] == []
         for tool, more in [("execute_command", {"command": "true"}), ("delete_sandbox", {}), ("list_files", {"path": "/"})]:
             await refused(other, "you have no sandbox", tool, sandbox_claim_name=name, **more)
         await refused(other, "`sandbox_claim_name`", "delete_sandbox", sandbox_claim_name="../pods/" + name)
-    async with client(program, [*arguments, "--all"]) as other:
+    async with client(program, arguments if is_url(program) else [*arguments, "--all"], mode) as other:
         names = [sandbox["sandbox_claim_name"] for sandbox in (await call(other, "list_sandboxes"))["sandboxes"]]
         assert name in names, names
         ran = await call(other, "execute_command", sandbox_claim_name=name, command=["echo", "mine too"])
@@ -319,7 +341,7 @@ async def tools(program, arguments, mode):
         await ports(connected, name)
         await resources(connected, name)
         await code(connected, name)
-        await scope(program, arguments, name)
+        await scope(program, arguments, name, mode)
         await from_template(connected)
         await call(connected, "delete_sandbox", sandbox_claim_name=name)
         await refused(connected, "you have no sandbox", "execute_command", sandbox_claim_name=name, command="true")

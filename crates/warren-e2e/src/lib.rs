@@ -22,6 +22,7 @@ pub mod full_disk;
 pub mod fuzz;
 pub mod gvisor;
 pub mod local_home;
+pub mod mcp;
 pub mod memory;
 pub mod provider_contract;
 pub mod served;

@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use warren_api::Sandbox;
 use warren_client::kube::api::{Api, ListParams};
-use warren_e2e::clients::python_with;
+use warren_e2e::clients::{javascript_with, python_with};
 use warren_e2e::local_home::{LocalHome, service_binary};
 use warren_e2e::streams::DEADLINE;
-use warren_testkit::kube::Cache;
 
 /// Tests run at the same time; one of them makes an environment.
 static ENVIRONMENTS: Mutex<()> = Mutex::new(());
@@ -111,32 +110,10 @@ fn sdk_with_the_older_transport_makes_every_call() {
     every_call_works("2.25.1");
 }
 
-/// Finds the SDK for JavaScript in the cache, or downloads it; returns the directory that it is
-/// found from.
-fn javascript_sdk(version: &str) -> Result<PathBuf, String> {
-    let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
-    let cache = Cache::locate(named, |name| std::env::var_os(name)).map_err(|error| error.to_string())?;
-    let directory = cache.programs().with_file_name(format!("node-e2b-{version}"));
-    let finished = directory.join("finished");
-    if !finished.exists() {
-        std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-        std::fs::write(directory.join("package.json"), "{\"private\": true}")
-            .map_err(|error| error.to_string())?;
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--no-audit", "--no-fund", "--no-package-lock", &format!("e2b@{version}")]);
-        let ran = npm.current_dir(&directory).output().map_err(|error| format!("run npm: {error}"))?;
-        if !ran.status.success() {
-            return Err(String::from_utf8_lossy(&ran.stderr).into_owned());
-        }
-        std::fs::write(&finished, "").map_err(|error| error.to_string())?;
-    }
-    Ok(directory)
-}
-
 #[test]
 fn javascript_sdk_makes_its_calls() {
     let Some(home) = LocalHome::new() else { return };
-    let directory = match javascript_sdk("2.51.0") {
+    let directory = match javascript_with("e2b", "2.51.0") {
         Ok(directory) => directory,
         Err(error) => {
             eprintln!("skipped: no e2b for JavaScript on this machine: {error}");

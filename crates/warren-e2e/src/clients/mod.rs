@@ -5,6 +5,7 @@
 //! two transcripts are the same text.
 
 mod browser;
+mod javascript;
 mod kubectl;
 mod python;
 
@@ -16,6 +17,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 pub use browser::Browser;
+pub use javascript::javascript_with;
 pub use kubectl::{play, served_resources};
 pub use python::{Python, python, python_with, python_with_sdk};
 
