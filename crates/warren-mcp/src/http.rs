@@ -408,8 +408,8 @@ impl Tenant {
     }
 }
 
-/// Reads what is left of a body that is refused. A client that is still sending does not look for its answer, and a
-/// connection that is closed before its data was read is reset.
+/// Reads what is left of a body that is refused. A client that is still sending does not look for
+/// its answer, and a connection that is closed before its data was read is reset.
 async fn drain<B: http_body::Body<Data = Bytes>>(mut body: Pin<&mut B>) {
     let reading = async {
         let mut left = MOST_DRAINED;
@@ -549,7 +549,10 @@ fn method(body: &[u8]) -> Result<Option<String>, Refusal> {
     }
     let refuse = |code, message| Refusal { status: StatusCode::BAD_REQUEST, code, message };
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        return Err(refuse(-32600, "the body is a batch, which MCP has not; send one message".to_owned()));
+        return Err(refuse(
+            -32600,
+            "the body is a batch, which is not part of MCP; send one message".to_owned(),
+        ));
     }
     match serde_json::from_slice(body) {
         Ok(Message { method: None, result: None, error: None }) => {
