@@ -1,4 +1,4 @@
-// What sandboxes used while the page was open. The service measures when it is asked and keeps
+// The usage of sandboxes while the page was open. The service measures when it is asked and keeps
 // nothing, so the page remembers.
 
 import { useEffect, useSyncExternalStore } from "react";

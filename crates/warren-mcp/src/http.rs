@@ -57,7 +57,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages that a session keeps for a client that reconnects. Each may be megabytes.
 const KEPT_MESSAGES: usize = 4;
 
-/// How long the messages of a stream that the client cancelled are kept.
+/// The time for which the messages of a stream that the client cancelled are kept.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 const SESSION_HEADER: &str = "mcp-session-id";
@@ -430,7 +430,7 @@ async fn close_session(sessions: &LocalSessionManager, session: &str) {
     }
 }
 
-/// What the clients of a credential use.
+/// The resources that the clients of a credential use.
 #[derive(Debug, Default)]
 struct Usage {
     /// Requests under way, with open streams.

@@ -486,7 +486,7 @@ async fn pull(docker: &Docker, image: &str) -> Result<(), ProviderError> {
     }
 }
 
-/// Lets a sandbox go on that somebody has paused: the engine does not stop it otherwise.
+/// Resumes a sandbox that was paused from outside, because the engine does not stop a paused one.
 async fn thaw(docker: &Docker, info: &Info) {
     if info.status == Status::Stopped {
         // Most of them are not paused.
@@ -581,7 +581,7 @@ impl Provider for DockerProvider {
             if self.making(id).is_some() {
                 return Err(ProviderError::invalid_state(info.status.name()));
             }
-            // One that runs already is started. One that somebody has paused is not started, but goes on.
+            // A sandbox that runs counts as started. One that was paused from outside is resumed.
             let mut started =
                 docker.start_container(&container_name(id), None::<StartContainerOptions>).await;
             if started.is_err() && docker.unpause_container(&container_name(id)).await.is_ok() {

@@ -210,7 +210,7 @@ pub struct McpKey {
 pub enum KeyCommand {
     /// Make a key and print it. It is shown this once.
     Add {
-        /// What the key is called: small letters, digits and `-`
+        /// The name of the key: small letters, digits and `-`
         name: String,
     },
     /// Print the names of the keys.

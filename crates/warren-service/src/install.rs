@@ -14,7 +14,7 @@ use crate::home;
 /// committed with a project.
 const KEY: &str = "WARREN_MCP_KEY";
 
-/// What Visual Studio Code asks its user for.
+/// An input that Visual Studio Code asks its user for.
 const INPUT: &str = "warren-mcp-key";
 
 /// The way to the server.

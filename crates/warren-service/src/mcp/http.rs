@@ -19,7 +19,7 @@ use crate::serve::access;
 /// The path of the server.
 pub const PATH: &str = "/mcp";
 
-/// How often keys are looked at that have been removed while their clients are silent.
+/// The interval at which keys are checked that were removed while their clients are silent.
 const KEYS_LOOKED_AT: Duration = Duration::from_secs(2);
 
 /// Serves until the shutdown, and deletes the sandboxes of all clients.

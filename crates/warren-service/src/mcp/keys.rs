@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 
 use crate::serve::access::{self, Hash};
 
-/// What a key begins with; its name and the secret follow.
+/// The prefix of a key; its name and the secret follow.
 const PREFIX: &str = "warren_mcp_";
 
 const LONGEST_NAME: usize = 32;

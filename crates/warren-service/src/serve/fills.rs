@@ -8,17 +8,17 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use warren_api::SandboxWarmPool;
 
-/// How far back is remembered.
+/// The length of the history that is kept.
 const SPAN: SignedDuration = SignedDuration::from_hours(1);
 
 /// The most changes of a pool that are remembered. A pool under load changes several times a
 /// second; its plot has fewer pixels than this.
 const MOST_CHANGES: usize = 500;
 
-/// The most pools that are remembered, should nobody ask and so none be forgotten.
+/// The limit on pools with a history. Without it the number would grow while no client asks.
 const MOST_POOLS: usize = 1000;
 
-/// How full a pool was from a moment on.
+/// The fill of a pool since a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fill {
     at: Timestamp,

@@ -66,7 +66,7 @@ pub struct Service {
     agent_runs: Arc<AgentRuns>,
     viewers: sessions::Viewers,
     changes: Changes,
-    /// How full pools were.
+    /// The fill of the pools in the last hour.
     fills: Fills,
     access: Access,
     /// Names by which the service is known beside those of loopback.

@@ -1,4 +1,4 @@
-//! What a sandbox may reach: what the egress proxy refused to it, its lists of hosts and ports, and
+//! The network of a sandbox: the hosts that the egress proxy refused to it, its lists of hosts and ports, and
 //! changes of them.
 //!
 //! The lists are annotations in the pod template of the Sandbox. The sandbox controller copies them
