@@ -1,5 +1,5 @@
-//! Tests runs of agents on a git repository of this machine: its files go into the sandbox, the result
-//! is a commit on a branch, and nothing of a hostile repository is executed.
+//! Tests runs of agents on a git repository of this machine: its files go into the sandbox, the
+//! result is a commit on a branch, and nothing of a hostile repository is executed.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,8 @@ fn git(repository: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-/// A repository that wants to execute something wherever git lets it: then there is a file `executed`.
+/// A repository that wants to execute something wherever git lets it: then there is a file
+/// `executed`.
 struct Hostile {
     directory: tempfile::TempDir,
 }

@@ -212,7 +212,8 @@ async fn half_made_sandboxes_are_removed_and_others_found_after_restarts() {
     let id = running(&provider, wanted).await;
     provider.write(&id, "/workspace/f", b"kept".to_vec()).await.expect("written");
     drop(provider);
-    // A crash may leave a volume alone, a container that was never started, one that prepared a volume.
+    // A crash may leave a volume alone, a container that was never started, one that prepared a
+    // volume.
     let labels = |sandbox: &str, role: &str| json!({ "warren.dev/docker-owner": "test", "warren.dev/docker-sandbox": sandbox, "warren.dev/docker-role": role });
     engine.post(
         "/volumes/create",

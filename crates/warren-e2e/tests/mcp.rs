@@ -1,6 +1,6 @@
-//! Tests `warren mcp` with the official Python and TypeScript clients, over standard input and output
-//! and over HTTP: every tool, its limits, and that nothing is left behind. What hostile clients try
-//! over HTTP is in `mcp_http.rs`.
+//! Tests `warren mcp` with the official Python and TypeScript clients, over standard input and
+//! output and over HTTP: every tool, its limits, and that nothing is left behind. What hostile
+//! clients try over HTTP is in `mcp_http.rs`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

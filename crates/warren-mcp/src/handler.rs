@@ -1,4 +1,5 @@
-//! The MCP server of a client: lists the tools, carries their calls in and results out, and serves resources.
+//! The MCP server of a client: lists the tools, carries their calls in and results out, and serves
+//! resources.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,5 @@
-//! Clients over HTTP: MCP's streamable HTTP transport, for callers whose credential has been checked.
+//! Clients over HTTP: MCP's streamable HTTP transport, for callers whose credential has been
+//! checked.
 //!
 //! A tenant is everything of one credential: its sandboxes, its commands, and the sessions of its
 //! clients. A session's id means nothing under another credential. A client of a protocol before

@@ -1,11 +1,11 @@
-//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands and code in them, read
-//! and write their files.
+//! Sandboxes as tools of the Model Context Protocol: create and delete them, run commands and code
+//! in them, read and write their files.
 //!
-//! One [`serve`] call is one client on a pair of streams; [`http::Clients`] serves many over HTTP. A client sees only the
-//! sandboxes that its credential made, unless [`Config::all`] is set, and all of them are deleted when it goes. If this
-//! process is killed, their lease ends them. It parses no arguments, listens on no socket, knows no keys and starts no
-//! daemon: its caller brings a [`Connect`] and checked requests. Start reading at [`server`], which does what the tools
-//! say.
+//! One [`serve`] call is one client on a pair of streams; [`http::Clients`] serves many over HTTP.
+//! A client sees only the sandboxes that its credential made, unless [`Config::all`] is set, and
+//! all of them are deleted when it goes. If this process is killed, their lease ends them. It
+//! parses no arguments, listens on no socket, knows no keys and starts no daemon: its caller brings
+//! a [`Connect`] and checked requests. Start reading at [`server`], which does what the tools say.
 
 mod arguments;
 mod commands;
@@ -78,7 +78,8 @@ pub struct Config {
     pub most_sandboxes: usize,
 }
 
-/// Serves one client until its stream ends or `shutdown` does, and then deletes everything that it made.
+/// Serves one client until its stream ends or `shutdown` does, and then deletes everything that it
+/// made.
 pub async fn serve<R, W>(
     config: Config,
     connect: impl Connect,

@@ -32,7 +32,8 @@ use crate::{Config, Connect, arguments};
 /// The longest line that a search shows, in characters.
 const LONGEST_LINE: usize = 500;
 
-/// The calls of a client that are under way. A client needs no more, and each may hold a connection to the home.
+/// The calls of a client that are under way. A client needs no more, and each may hold a connection
+/// to the home.
 const MOST_CALLS: usize = 32;
 
 /// The longest time that deleting a client's sandboxes may take when the client has gone.
@@ -392,8 +393,8 @@ fn exit_code(state: &State) -> Result<Option<i32>, String> {
     }
 }
 
-/// Returns bytes as text with its length in bytes, without a character that is cut off at the end. `None` if they are
-/// not UTF-8.
+/// Returns bytes as text with its length in bytes, without a character that is cut off at the end.
+/// `None` if they are not UTF-8.
 fn text(bytes: &[u8]) -> Option<(String, usize)> {
     let end = match std::str::from_utf8(bytes) {
         Ok(_) => bytes.len(),

@@ -1,7 +1,8 @@
 //! The tools: their names, arguments, results and hints.
 //!
-//! Names and arguments are those of agent-sandbox's MCP server where it has the tool. A sandbox is named by
-//! `sandbox_claim_name` everywhere, as there, also if it was made from an image and has no claim.
+//! Names and arguments are those of agent-sandbox's MCP server where it has the tool. A sandbox is
+//! named by `sandbox_claim_name` everywhere, as there, also if it was made from an image and has no
+//! claim.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::arguments::CommandLine;
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CreateSandbox {
-    /// Container image to make the sandbox from. Without `image`, `warmpool` and `template`, the server's default.
+    /// Container image to make the sandbox from. Without `image`, `warmpool` and `template`, the
+    /// server's default.
     pub image: Option<String>,
     /// SandboxWarmPool to take a waiting sandbox from.
     pub warmpool: Option<String>,
@@ -27,7 +29,8 @@ pub struct CreateSandbox {
     pub namespace: Option<String>,
     /// Seconds to wait until the sandbox can be used. Default 180.
     pub sandbox_ready_timeout: Option<u64>,
-    /// Seconds after which the sandbox is deleted. Without it, the sandbox is deleted when the connection ends.
+    /// Seconds after which the sandbox is deleted. Without it, the sandbox is deleted when the
+    /// connection ends.
     pub shutdown_after_seconds: Option<u64>,
     /// Labels of the sandbox object.
     pub labels: BTreeMap<String, String>,
@@ -113,7 +116,8 @@ pub struct ExecuteCommand {
     pub sandbox_claim_name: String,
     /// Namespace; the server's own if absent, and no other.
     pub namespace: Option<String>,
-    /// The command: a string is a line for `sh -c`, a list is a program with its arguments, without a shell.
+    /// The command: a string is a line for `sh -c`, a list is a program with its arguments, without
+    /// a shell.
     pub command: CommandLine,
     /// Seconds after which the command is killed, from 1 to 600. Default 60.
     pub timeout: Option<u64>,
@@ -151,7 +155,8 @@ pub struct StartCommand {
     pub sandbox_claim_name: String,
     /// Namespace; the server's own if absent, and no other.
     pub namespace: Option<String>,
-    /// The command: a string is a line for `sh -c`, a list is a program with its arguments, without a shell.
+    /// The command: a string is a line for `sh -c`, a list is a program with its arguments, without
+    /// a shell.
     pub command: CommandLine,
     /// Directory to run it in.
     pub workdir: Option<String>,
@@ -229,13 +234,14 @@ pub struct RunCode {
     pub sandbox_claim_name: String,
     /// Namespace; the server's own if absent, and no other.
     pub namespace: Option<String>,
-    /// The code. It finds the variables, imports and functions of earlier calls in the same context.
+    /// The code. It finds the variables, imports and functions of earlier calls in the same
+    /// context.
     pub code: String,
     /// What the code is written in. Default `python`.
     #[serde(default)]
     pub language: CodeLanguage,
-    /// Name of the context, whose state the code uses and changes. Each name and language has a state of its own.
-    /// Default `default`.
+    /// Name of the context, whose state the code uses and changes. Each name and language has a
+    /// state of its own. Default `default`.
     pub context: Option<String>,
     /// Seconds after which the code is interrupted, from 1 to 600. Default 60.
     pub timeout: Option<u64>,
@@ -333,8 +339,8 @@ pub struct OpenPort {
 /// Result of `open_port`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OpenedPort {
-    /// The URL for browsers and other programs that know names below `localhost`. Absent if the sandbox's name is too
-    /// long for a host name.
+    /// The URL for browsers and other programs that know names below `localhost`. Absent if the
+    /// sandbox's name is too long for a host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// The URL for all other programs, which send `headers` with each request.
@@ -538,7 +544,8 @@ pub struct FoundLine {
     pub text: String,
 }
 
-/// Returns the description of every tool. Ports are opened by the router of the local home, and only there.
+/// Returns the description of every tool. Ports are opened by the router of the local home, and
+/// only there.
 pub fn tools(local_home: bool) -> Vec<Tool> {
     let mut tools = tools_everywhere();
     if local_home {

@@ -1,8 +1,10 @@
 //! Sandboxes as containers of a Docker engine, through its API.
 //!
-//! A container has the limits and denials of [`container`], one volume for its files, and is found again by its labels. A sandbox
-//! that is being made is known by its volume and in memory alone. What a crash leaves half made is removed at the next start.
-//! Files are read and written by commands in the sandbox, as its user: the engine's own way to files works as root on the machine.
+//! A container has the limits and denials of [`container`], one volume for its files, and is found
+//! again by its labels. A sandbox that is being made is known by its volume and in memory alone.
+//! What a crash leaves half made is removed at the next start. Files are read and written by
+//! commands in the sandbox, as its user: the engine's own way to files works as root on the
+//! machine.
 
 mod commands;
 mod container;
@@ -62,7 +64,8 @@ const REMOVE_TRIES: u32 = 40;
 pub struct DockerOptions {
     /// The engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback.
     pub host: Option<String>,
-    /// Tells these sandboxes from those of other services on the same engine. It must stay the same over restarts.
+    /// Tells these sandboxes from those of other services on the same engine. It must stay the same
+    /// over restarts.
     pub owner: String,
     /// The image.
     pub image: Option<String>,
@@ -150,8 +153,9 @@ impl DockerProvider {
         })))
     }
 
-    /// Removes what an earlier run of this owner left half made, and ends its terminals. Returns the number of sandboxes that are removed by it. Sandboxes that
-    /// were complete stay. To be called before the first sandbox is made, and by one process at a time.
+    /// Removes what an earlier run of this owner left half made, and ends its terminals. Returns
+    /// the number of sandboxes that are removed by it. Sandboxes that were complete stay. To be
+    /// called before the first sandbox is made, and by one process at a time.
     pub async fn recover(&self) -> Result<usize, ProviderError> {
         let docker = self.0.engine.client().await?;
         let mut whole = std::collections::HashSet::new();
@@ -494,7 +498,8 @@ async fn thaw(docker: &Docker, info: &Info) {
     }
 }
 
-/// Removes a container, with the volumes that its image asked for. One that is not there is removed.
+/// Removes a container, with the volumes that its image asked for. One that is not there is
+/// removed.
 async fn remove_container(docker: &Docker, name: &str) -> Result<(), ProviderError> {
     for _ in 0..REMOVE_TRIES {
         let options = RemoveContainerOptions { v: true, force: true, link: false };

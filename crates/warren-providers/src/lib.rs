@@ -1,8 +1,10 @@
-//! Sandboxes behind one trait, whatever runs them: [`WarrenProvider`] for the local home and clusters,
-//! [`DockerProvider`] for a Docker engine, [`LocalProvider`] for direct execution on a developer's machine.
+//! Sandboxes behind one trait, whatever runs them: [`WarrenProvider`] for the local home and
+//! clusters, [`DockerProvider`] for a Docker engine, [`LocalProvider`] for direct execution on a
+//! developer's machine.
 //!
-//! It validates what it is given, has one vocabulary for states and errors, and tells subscribers what happens. It serves
-//! nothing and stores nothing but the local provider's directories. Start reading at [`Provider`].
+//! It validates what it is given, has one vocabulary for states and errors, and tells subscribers
+//! what happens. It serves nothing and stores nothing but the local provider's directories. Start
+//! reading at [`Provider`].
 
 mod by_exec;
 mod docker;

@@ -1,8 +1,9 @@
-//! Direct execution on this machine, each sandbox in a directory of its own. There is no isolation: it is for development,
-//! and refuses to be made without being told so.
+//! Direct execution on this machine, each sandbox in a directory of its own. There is no isolation:
+//! it is for development, and refuses to be made without being told so.
 //!
-//! Paths of files are resolved below the sandbox's directory by the kernel (`openat2` with `RESOLVE_IN_ROOT`), so that neither
-//! `..` nor a symbolic link leads out. Commands are bound by nothing.
+//! Paths of files are resolved below the sandbox's directory by the kernel (`openat2` with
+//! `RESOLVE_IN_ROOT`), so that neither `..` nor a symbolic link leads out. Commands are bound by
+//! nothing.
 
 mod child;
 
@@ -57,7 +58,8 @@ struct Stored {
 }
 
 impl LocalProvider {
-    /// Uses a directory for sandboxes. Without `development` it refuses: commands run as this user, on this machine.
+    /// Uses a directory for sandboxes. Without `development` it refuses: commands run as this user,
+    /// on this machine.
     pub fn open(root: &Path, development: bool) -> Result<Self, ProviderError> {
         if !development {
             let message =

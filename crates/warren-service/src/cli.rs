@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
-/// The programs that agents and their products connect to. `warren serve` is `warren-service serve`, and so are
-/// `mcp`, `e2b` and `agent`.
+/// The programs that agents and their products connect to. `warren serve` is `warren-service
+/// serve`, and so are `mcp`, `e2b` and `agent`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
 pub struct Cli {
@@ -18,7 +18,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve sandboxes, terminals and their sessions over HTTP on loopback, with a web page.
     Serve(Serve),
-    /// Serve sandboxes as MCP tools to the client on standard input and output, or to clients over HTTP.
+    /// Serve sandboxes as MCP tools to the client on standard input and output, or to clients over
+    /// HTTP.
     Mcp(Mcp),
     /// Serve E2B's API on loopback, for programs that use E2B's SDKs.
     E2b(E2b),
@@ -35,8 +36,8 @@ pub struct Agent {
 
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
-    /// Run an agent's program in a sandbox, print what it does, and remove the sandbox. The exit code is
-    /// the program's; 124 if its time was over, 125 if it could not be run.
+    /// Run an agent's program in a sandbox, print what it does, and remove the sandbox. The exit
+    /// code is the program's; 124 if its time was over, 125 if it could not be run.
     Run(Box<AgentRun>),
 }
 
@@ -51,7 +52,8 @@ pub struct AgentRun {
     /// The file with the prompt; `-` is standard input
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
-    /// A variable for the program, such as one with a credential; without a value, this process's own
+    /// A variable for the program, such as one with a credential; without a value, this process's
+    /// own
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// The project that the run belongs to
@@ -63,8 +65,8 @@ pub struct AgentRun {
     /// The agent
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
-    /// Copy the files of this git repository into the sandbox, and bring the result back as a commit on the
-    /// branch `agent/AGENT/TASK`. What is not committed is not copied
+    /// Copy the files of this git repository into the sandbox, and bring the result back as a
+    /// commit on the branch `agent/AGENT/TASK`. What is not committed is not copied
     #[arg(long, value_name = "DIR", requires_all = ["agent", "task"])]
     pub repository: Option<PathBuf>,
     /// The branch, tag or commit to start from [default: `HEAD`]
@@ -127,8 +129,8 @@ pub struct E2b {
     /// The namespace of the sandboxes [default: `default`]
     #[arg(long, short)]
     pub namespace: Option<String>,
-    /// What sandboxes of the template `base` reach: `restricted`, `full` or `none` [default: the home's,
-    /// `restricted`]
+    /// What sandboxes of the template `base` reach: `restricted`, `full` or `none` [default: the
+    /// home's, `restricted`]
     #[arg(long, value_name = "MODE", value_parser = ["restricted", "full", "none"])]
     pub network: Option<String>,
 }
@@ -144,7 +146,8 @@ pub struct Mcp {
 
 #[derive(Debug, Subcommand)]
 pub enum McpCommand {
-    /// Print the configuration with which an MCP client starts Warren or reaches it over HTTP, or write it.
+    /// Print the configuration with which an MCP client starts Warren or reaches it over HTTP, or
+    /// write it.
     Install(Install),
     /// Make, list and remove the keys of clients over HTTP. A server that runs notices at once.
     #[command(disable_help_subcommand = true)]
@@ -167,11 +170,12 @@ pub struct Place {
     /// The namespace to work in [default: the context's, or `default`]
     #[arg(long, short)]
     pub namespace: Option<String>,
-    /// The image of sandboxes for which the client names none [default: in the local home, this machine's
-    /// own `/usr`]
+    /// The image of sandboxes for which the client names none [default: in the local home, this
+    /// machine's own `/usr`]
     #[arg(long)]
     pub image: Option<String>,
-    /// How many sandboxes there may be at a time: of the client with `mcp`, of the namespace with `serve`
+    /// How many sandboxes there may be at a time: of the client with `mcp`, of the namespace with
+    /// `serve`
     #[arg(long, default_value = "16", value_name = "NUMBER")]
     pub max_sandboxes: usize,
 }
@@ -187,8 +191,8 @@ pub struct McpClient {
     /// How long its sandboxes stay if this program is killed
     #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..))]
     pub lease: u64,
-    /// Serve any number of clients over HTTP on this loopback address instead of one on standard input and output;
-    /// port 0 is any that is free
+    /// Serve any number of clients over HTTP on this loopback address instead of one on standard
+    /// input and output; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<std::net::SocketAddr>,
     /// With `--listen`: a client without a request or an open stream for so long is gone
@@ -238,14 +242,16 @@ pub enum ProviderName {
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
-    /// The provider that runs sandboxes; the local home if it cannot be used [default: the setting `sandbox.defaults`, else `warren`]
+    /// The provider that runs sandboxes; the local home if it cannot be used [default: the setting
+    /// `sandbox.defaults`, else `warren`]
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["kubeconfig", "local_provider"])]
     pub provider: Option<ProviderName>,
     /// The Docker engine: `unix://PATH`, or `tcp://ADDRESS:PORT` on loopback [default:
     /// `unix:///var/run/docker.sock`]
     #[arg(long, env = "DOCKER_HOST", value_name = "ADDRESS")]
     pub docker_host: Option<String>,
-    /// The Docker network of sandboxes that ask for the network `full`; without one they are refused
+    /// The Docker network of sandboxes that ask for the network `full`; without one they are
+    /// refused
     #[arg(long, value_name = "NAME")]
     pub docker_network: Option<String>,
     /// The loopback address to listen on; port 0 is any that is free
@@ -254,7 +260,8 @@ pub struct Serve {
     /// A name by which a reverse proxy makes the service known; may be given several times
     #[arg(long, value_name = "NAME")]
     pub host: Vec<String>,
-    /// Run commands directly on this machine, each sandbox in a directory below this one, isolated by nothing
+    /// Run commands directly on this machine, each sandbox in a directory below this one, isolated
+    /// by nothing
     #[arg(long, value_name = "DIR", requires = "development", conflicts_with = "kubeconfig")]
     pub local_provider: Option<PathBuf>,
     /// Allow `--local-provider`, which is for development only
@@ -273,8 +280,8 @@ pub struct Install {
     /// Write the configuration into the client's own file instead of printing it
     #[arg(long, requires = "client")]
     pub write: bool,
-    /// Reach the server of `warren mcp --listen` at this URL instead of starting one. The key is read from the
-    /// variable `WARREN_MCP_KEY` by the client
+    /// Reach the server of `warren mcp --listen` at this URL instead of starting one. The key is
+    /// read from the variable `WARREN_MCP_KEY` by the client
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! `warren mcp install`: the configuration with which MCP clients start Warren, or reach it over HTTP.
+//! `warren mcp install`: the configuration with which MCP clients start Warren, or reach it over
+//! HTTP.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ use serde_json::{Map, Value, json};
 use crate::cli::{self, Client};
 use crate::home;
 
-/// The variable from which clients over HTTP take their key. The key itself is written into no file: some of them are
-/// committed with a project.
+/// The variable from which clients over HTTP take their key. The key itself is written into no
+/// file: some of them are committed with a project.
 const KEY: &str = "WARREN_MCP_KEY";
 
 /// An input that Visual Studio Code asks its user for.

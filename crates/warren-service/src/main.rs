@@ -1,6 +1,8 @@
-//! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
+//! The `warren-service` binary: what agents and their products connect to, beside the `warren`
+//! binary that runs sandboxes.
 //!
-//! `warren serve`, `warren mcp`, `warren e2b` and `warren agent` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+//! `warren serve`, `warren mcp`, `warren e2b` and `warren agent` start it. It parses arguments and
+//! hands over to the crates that serve; start at [`cli`].
 
 mod cli;
 mod e2b;
@@ -18,7 +20,8 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    // Standard output belongs to the protocol. What `rmcp` warns of are the errors that clients get anyway.
+    // Standard output belongs to the protocol. What `rmcp` warns of are the errors that clients get
+    // anyway.
     let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new("warn,rmcp=error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let result = match cli.command {

@@ -30,7 +30,8 @@ impl Docker {
         Ok(docker)
     }
 
-    /// Starts dockerd. `None`, with a printed reason, if there is none on this machine or this is not root.
+    /// Starts dockerd. `None`, with a printed reason, if there is none on this machine or this is
+    /// not root.
     pub fn start_or_skip() -> Option<Docker> {
         if crate::privileges::skip_without_root() {
             return None;
@@ -135,8 +136,8 @@ impl Docker {
     }
 
     fn end(&mut self) {
-        // dockerd is our child (`setpriv` and `unshare` without --fork become it), so the pid cannot have been
-        // reused.
+        // dockerd is our child (`setpriv` and `unshare` without --fork become it), so the pid
+        // cannot have been reused.
         let terminated = Command::new("kill").arg(self.daemon.id().to_string()).status();
         if terminated.is_ok_and(|status| status.success()) {
             let _ = self.daemon.wait();
@@ -171,7 +172,8 @@ fn start(directory: &Path) -> io::Result<Child> {
         })
 }
 
-/// Makes a root file system of a static busybox, with a link for each of its programs and the user 1000.
+/// Makes a root file system of a static busybox, with a link for each of its programs and the user
+/// 1000.
 pub fn busybox(rootfs: &Path) -> io::Result<()> {
     let bin = rootfs.join("bin");
     fs::create_dir_all(&bin)?;

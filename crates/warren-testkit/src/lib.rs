@@ -13,9 +13,9 @@
 //!
 //! [`docker`] starts a Docker daemon of its own.
 //!
-//! The crate is small on purpose (without the features `docker`, `images` and `nodes` there is no async
-//! runtime and no Kubernetes client): `xtask` depends on it, and every fresh checkout compiles
-//! `xtask` first.
+//! The crate is small on purpose (without the features `docker`, `images` and `nodes` there is no
+//! async runtime and no Kubernetes client): `xtask` depends on it, and every fresh checkout
+//! compiles `xtask` first.
 
 pub mod cargo;
 #[cfg(feature = "docker")]

@@ -238,7 +238,8 @@ pub struct Run {
     #[arg(long, value_name = "SLUG", conflicts_with_all = OF_A_NEW_SANDBOX,
         conflicts_with_all = ["name", "pool", "template", "keep", "keep_on_failure", "container"])]
     pub id: Option<String>,
-    /// The image; the default in the local home is this machine's own `/usr`, read-only, under a writable layer
+    /// The image; the default in the local home is this machine's own `/usr`, read-only, under a
+    /// writable layer
     #[arg(long)]
     pub image: Option<String>,
     /// Take a sandbox of this warm pool
@@ -265,25 +266,30 @@ pub struct Run {
     /// Send the files and run no command; the sandbox is kept
     #[arg(long, conflicts_with_all = ["no_sync", "command", "sync_back"])]
     pub sync_only: bool,
-    /// Do not send files of this pattern, in the syntax of `.gitignore`; a file `.warrenignore` may hold more
+    /// Do not send files of this pattern, in the syntax of `.gitignore`; a file `.warrenignore` may
+    /// hold more
     #[arg(long, value_name = "PATTERN", conflicts_with = "no_sync")]
     pub exclude: Vec<String>,
     /// Send the files however many and large they are
     #[arg(long, conflicts_with = "no_sync")]
     pub sync_large: bool,
-    /// Delete what is in the work directory of the sandbox and not sent, such as files that were deleted here
+    /// Delete what is in the work directory of the sandbox and not sent, such as files that were
+    /// deleted here
     #[arg(long, conflicts_with = "no_sync")]
     pub sync_delete: bool,
-    /// Show the tools of your home directory to the sandbox, read-only; the home has to be told, see docs/run.md
+    /// Show the tools of your home directory to the sandbox, read-only; the home has to be told,
+    /// see docs/run.md
     #[arg(long, value_enum, value_name = "TOOLS", value_delimiter = ',',
         conflicts_with_all = ["id", "pool", "template"])]
     pub toolchain: Vec<Toolchain>,
-    /// Show a directory to the sandbox at its own path instead of sending files: `cow` keeps what is written with the sandbox
-    /// (`warren diff`, `warren apply`), `ro` lets nothing be written; the home has to be told, see docs/run.md
+    /// Show a directory to the sandbox at its own path instead of sending files: `cow` keeps what
+    /// is written with the sandbox (`warren diff`, `warren apply`), `ro` lets nothing be written;
+    /// the home has to be told, see docs/run.md
     #[arg(long, value_name = "DIR[:cow|:ro|:rw]",
         conflicts_with_all = ["id", "pool", "template", "sync_back", "sync_only"])]
     pub mount: Vec<Mount>,
-    /// Bring changed files back afterwards: those that git does not ignore, or those of this pattern (`dist/**`)
+    /// Bring changed files back afterwards: those that git does not ignore, or those of this
+    /// pattern (`dist/**`)
     #[arg(long, value_name = "GLOB", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "no_sync")]
     pub sync_back: Option<String>,
@@ -305,7 +311,8 @@ pub struct Run {
     /// What it reaches; without it, the home's default: named hosts through a proxy
     #[arg(long, value_enum, value_name = "MODE")]
     pub network: Option<Network>,
-    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, a block of addresses, or a preset of your settings
+    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, a block of
+    /// addresses, or a preset of your settings
     #[arg(long, alias = "allow", value_name = "HOST", value_delimiter = ',')]
     pub allow_host: Vec<String>,
     /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80
@@ -317,10 +324,12 @@ pub struct Run {
     /// Set an environment variable; without a value, pass on the one from here
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
-    /// The directory that files are sent to and the command runs in [default: `/workspace` if files are sent]
+    /// The directory that files are sent to and the command runs in [default: `/workspace` if files
+    /// are sent]
     #[arg(long, short, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// End the command after this time, such as `90s` or `1h30m`, with exit code 124; 0 is no end [default: 10m in a lease and on a cluster]
+    /// End the command after this time, such as `90s` or `1h30m`, with exit code 124; 0 is no end
+    /// [default: 10m in a lease and on a cluster]
     #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub timeout: Option<Duration>,
     /// Pass standard input on; this is always done
@@ -537,10 +546,12 @@ pub struct Up {
 /// Where the API listens, besides the socket in the data directory.
 #[derive(Args, Clone, Debug)]
 pub struct Listen {
-    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible [default: 127.0.0.1:0]
+    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if
+    /// possible [default: 127.0.0.1:0]
     #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
-    /// The address of the router, on loopback (HTTP, for this user's programs only); port 0 as above [default: 127.0.0.1:0]
+    /// The address of the router, on loopback (HTTP, for this user's programs only); port 0 as
+    /// above [default: 127.0.0.1:0]
     #[arg(long, env = "WARREN_ROUTER_LISTEN", value_name = "ADDRESS")]
     pub router_listen: Option<SocketAddr>,
 }
@@ -567,7 +578,8 @@ pub struct Registries {
 /// Who runs pods, besides ourselves.
 #[derive(Args, Clone, Debug)]
 pub struct Runtimes {
-    /// Another OCI runtime, for pods with this `runtimeClassName`; `runsc` is `gvisor` by itself where it is found
+    /// Another OCI runtime, for pods with this `runtimeClassName`; `runsc` is `gvisor` by itself
+    /// where it is found
     #[arg(long, env = "WARREN_RUNTIMES", value_name = "NAME=PATH", value_delimiter = ',')]
     pub runtime: Vec<NamedRuntime>,
 }
@@ -575,7 +587,8 @@ pub struct Runtimes {
 /// What pods may have of this machine.
 #[derive(Args, Clone, Debug)]
 pub struct HostPaths {
-    /// Pods may have this directory, and what is in it, as `hostPath` volumes: for reading, or with `:rw` for writing, too
+    /// Pods may have this directory, and what is in it, as `hostPath` volumes: for reading, or with
+    /// `:rw` for writing, too
     #[arg(long, env = "WARREN_ALLOW_HOST_PATHS", value_name = "DIR[:rw]", value_delimiter = ',')]
     pub allow_host_path: Vec<HostPath>,
 }
@@ -588,7 +601,8 @@ pub struct Image {
 
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Take in the images of an archive: an OCI layout, or what `docker save` and `podman save` write.
+    /// Take in the images of an archive: an OCI layout, or what `docker save` and `podman save`
+    /// write.
     Import(ImageImport),
     /// Fetch an image from its registry, or what has changed of it.
     Pull(ImagePull),

@@ -21,8 +21,9 @@ const MARK: &str = "WARREN_COMMAND";
 /// The beginning of the marks of commands on terminals.
 const TERMINAL: &str = "terminal-";
 
-/// Kills the processes of a command: those that have its mark in their environment (`$1`), and those of their sessions. The engine
-/// has no call for this. Each command has a session of its own. A process that has left it and has cleared its environment is not found.
+/// Kills the processes of a command: those that have its mark in their environment (`$1`), and
+/// those of their sessions. The engine has no call for this. Each command has a session of its own.
+/// A process that has left it and has cleared its environment is not found.
 const KILL: &str = r#"
 read -r stat < "/proc/$$/stat"
 set -- "$1" ${stat##*) }
@@ -52,11 +53,13 @@ exit 1
 /// The time limit for ending a command.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The pauses between questions about a command whose outputs are closed. The engine notes its end a moment later.
+/// The pauses between questions about a command whose outputs are closed. The engine notes its end
+/// a moment later.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// The number of tries to set the size of a terminal. The engine refuses until the command has started.
+/// The number of tries to set the size of a terminal. The engine refuses until the command has
+/// started.
 const RESIZE_TRIES: u32 = 40;
 const RESIZE_PAUSE: Duration = Duration::from_millis(25);
 
@@ -265,10 +268,11 @@ async fn carry_terminal(
     }
 }
 
-/// Carries both outputs to their readers: each frame has its output's number, three zeros and its length before it.
+/// Carries both outputs to their readers: each frame has its output's number, three zeros and its
+/// length before it.
 ///
-/// The engine writes the reason that a command could not be started into the command's own output, in one frame. An output that is
-/// such a frame and nothing else is returned instead.
+/// The engine writes the reason that a command could not be started into the command's own output,
+/// in one frame. An output that is such a frame and nothing else is returned instead.
 async fn carry_frames(
     mut read: impl AsyncRead + Unpin,
     mut stdout: impl AsyncWrite + Unpin,

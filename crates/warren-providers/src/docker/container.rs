@@ -31,8 +31,8 @@ pub(super) const USER: u64 = 1000;
 /// Options of the temporary directory.
 const TMPFS: &str = "rw,noexec,nosuid,nodev,size=512m,mode=1777";
 
-/// Labels of everything that is made here. All are set on each container: an image may have labels of its own, which count
-/// where the container has none.
+/// Labels of everything that is made here. All are set on each container: an image may have labels
+/// of its own, which count where the container has none.
 pub(super) const OWNER: &str = "warren.dev/docker-owner";
 pub(super) const SANDBOX: &str = "warren.dev/docker-sandbox";
 pub(super) const ROLE: &str = "warren.dev/docker-role";
@@ -76,7 +76,8 @@ pub(super) fn prepare_name(id: &str) -> String {
     format!("warren-{id}-prepare")
 }
 
-/// Checks an image's name more closely than for other providers: it becomes a part of the path of requests to the engine.
+/// Checks an image's name more closely than for other providers: it becomes a part of the path of
+/// requests to the engine.
 pub(super) fn check_reference(image: &str) -> Result<(), ProviderError> {
     check_image(image)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@".contains(&byte);
@@ -167,8 +168,8 @@ impl Description {
         .into()
     }
 
-    /// Returns the mount of the volume. With `copy`, an empty volume gets the files of the image in its place, and their directory's
-    /// owner.
+    /// Returns the mount of the volume. With `copy`, an empty volume gets the files of the image in
+    /// its place, and their directory's owner.
     fn volume(&self, copy: bool) -> Mount {
         let options = MountVolumeOptions { no_copy: Some(!copy), ..MountVolumeOptions::default() };
         Mount {
@@ -180,8 +181,9 @@ impl Description {
         }
     }
 
-    /// Returns the container that is never started: through it the engine gives the volume to the sandbox's user. A command in
-    /// the sandbox could not, because it has no capabilities; one with more would be the image's own program.
+    /// Returns the container that is never started: through it the engine gives the volume to the
+    /// sandbox's user. A command in the sandbox could not, because it has no capabilities; one with
+    /// more would be the image's own program.
     pub(super) fn preparation(&self) -> ContainerCreateBody {
         ContainerCreateBody {
             image: Some(self.image.clone()),

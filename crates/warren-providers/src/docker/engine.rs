@@ -1,4 +1,5 @@
-//! The connection to a Docker engine, its errors, and the one stream that the client library cannot carry.
+//! The connection to a Docker engine, its errors, and the one stream that the client library cannot
+//! carry.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -115,8 +116,9 @@ impl Engine {
         Ok(docker)
     }
 
-    /// Starts a command that was prepared, and returns its stream as the engine sends it: with frames for two outputs, or the raw bytes
-    /// of a terminal. bollard takes a terminal's bytes 0 to 2 for the head of a frame, and waits for as much as the next ones say.
+    /// Starts a command that was prepared, and returns its stream as the engine sends it: with
+    /// frames for two outputs, or the raw bytes of a terminal. bollard takes a terminal's bytes 0
+    /// to 2 for the head of a frame, and waits for as much as the next ones say.
     pub(super) async fn start_exec(
         &self,
         exec: &str,

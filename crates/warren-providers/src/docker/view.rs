@@ -72,7 +72,8 @@ pub(super) fn inspected(container: &ContainerInspectResponse, owner: &str) -> Op
     Some(info)
 }
 
-/// Returns what a container uses, from two measurements. The engine leaves out those of a container that does not run.
+/// Returns what a container uses, from two measurements. The engine leaves out those of a container
+/// that does not run.
 pub(super) fn metrics(
     before: Option<&ContainerStatsResponse>,
     after: &ContainerStatsResponse,
@@ -90,7 +91,8 @@ pub(super) fn metrics(
             .then(|| (own - own_before).max(0.0) / (all - all_before) * f64::from(processors) * 100.0)
     });
     let memory = after.memory_stats.as_ref().and_then(|memory| {
-        // Pages that the kernel can drop are not in use; their counter depends on the version of cgroups.
+        // Pages that the kernel can drop are not in use; their counter depends on the version of
+        // cgroups.
         let names = ["inactive_file", "total_inactive_file"];
         let cached =
             memory.stats.as_ref().and_then(|stats| names.iter().rev().find_map(|name| stats.get(*name)));
@@ -100,7 +102,8 @@ pub(super) fn metrics(
     Metrics { cpu_usage_percent: share, memory_usage_mb: memory, uptime: u64::try_from(uptime).unwrap_or(0) }
 }
 
-/// Returns an event as clients are shown it. Commands are left out: they are most of the events, and say nothing about the sandbox.
+/// Returns an event as clients are shown it. Commands are left out: they are most of the events,
+/// and say nothing about the sandbox.
 pub(super) fn happening(event: &EventMessage) -> Option<Happening> {
     let action = event.action.as_deref()?;
     if action.starts_with("exec_") {

@@ -1,5 +1,5 @@
-//! `warren mcp --listen`: MCP clients over HTTP on loopback. Checks `Host`, `Origin` and the key of a
-//! request, and hands it to [`warren_mcp::http`].
+//! `warren mcp --listen`: MCP clients over HTTP on loopback. Checks `Host`, `Origin` and the key of
+//! a request, and hands it to [`warren_mcp::http`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

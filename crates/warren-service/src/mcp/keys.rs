@@ -1,5 +1,5 @@
-//! Keys of MCP clients over HTTP. A key is shown once; a file with its name holds its hash. The file is
-//! read for every request, so that a key that was added or removed counts at once.
+//! Keys of MCP clients over HTTP. A key is shown once; a file with its name holds its hash. The
+//! file is read for every request, so that a key that was added or removed counts at once.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};

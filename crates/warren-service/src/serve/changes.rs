@@ -94,7 +94,8 @@ impl Changes {
                 // The state of a claim is that of its sandbox, too.
                 watch!(SandboxClaim, all(), Topic::Claims, Topic::Sandboxes),
                 pools,
-                // A cluster that does not serve tasks answers with errors, further and further apart.
+                // A cluster that does not serve tasks answers with errors, further and further
+                // apart.
                 watch!(AgentTask, all(), Topic::Tasks),
                 watch!(Event, all().fields(&refusals), Topic::Network),
             )

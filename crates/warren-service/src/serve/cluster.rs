@@ -1,4 +1,5 @@
-//! The home or cluster behind the sandboxes: its pools and claims, its controller, and what a kubeconfig names.
+//! The home or cluster behind the sandboxes: its pools and claims, its controller, and what a
+//! kubeconfig names.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -96,8 +97,8 @@ pub async fn controller(service: &Service) -> Answer {
     }
 }
 
-/// Returns the kubeconfig at a path, or the user's own. One that others could have written is refused: a kubeconfig can name
-/// programs to execute.
+/// Returns the kubeconfig at a path, or the user's own. One that others could have written is
+/// refused: a kubeconfig can name programs to execute.
 pub fn kubeconfig(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = match named {
         Some(path) if path.is_absolute() => path.to_owned(),

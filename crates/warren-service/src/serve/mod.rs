@@ -1,4 +1,5 @@
-//! `warren serve`: sandboxes, terminals and durable sessions over HTTP, and the web page that uses them.
+//! `warren serve`: sandboxes, terminals and durable sessions over HTTP, and the web page that uses
+//! them.
 //!
 //! Routes are in [`routes`], authentication is in [`access`].
 
@@ -222,8 +223,9 @@ async fn first_key(database: &Database, new: bool, now: Timestamp) -> anyhow::Re
     Ok(Some(key))
 }
 
-/// Chooses what runs sandboxes: what the command line names, else what the settings name, else the local home. A cluster or a
-/// Docker engine that was chosen by its name and cannot be used gives way to the local home.
+/// Chooses what runs sandboxes: what the command line names, else what the settings name, else the
+/// local home. A cluster or a Docker engine that was chosen by its name and cannot be used gives
+/// way to the local home.
 async fn provider(
     arguments: &cli::Serve,
     database: &Database,
@@ -324,7 +326,8 @@ async fn docker(arguments: &cli::Serve, directory: &Path) -> anyhow::Result<Dock
     Ok(provider)
 }
 
-/// Returns the name by which this service knows its sandboxes among those of others on the same engine.
+/// Returns the name by which this service knows its sandboxes among those of others on the same
+/// engine.
 fn docker_owner(directory: &Path) -> anyhow::Result<String> {
     let path = directory.join("docker-owner");
     match std::fs::read_to_string(&path) {

@@ -1,5 +1,5 @@
-//! The network of a sandbox: the hosts that the egress proxy refused to it, its lists of hosts and ports, and
-//! changes of them.
+//! The network of a sandbox: the hosts that the egress proxy refused to it, its lists of hosts and
+//! ports, and changes of them.
 //!
 //! The lists are annotations in the pod template of the Sandbox. The sandbox controller copies them
 //! to the running pod, whose connections the node checks against them. The pod template's metadata

@@ -1,7 +1,7 @@
 //! Interactive shells whose bytes are events of a session.
 //!
-//! A byte is on disk before any viewer sees it. The shell belongs to the service, not to a viewer: it goes on when all
-//! viewers have gone, and ends with the service.
+//! A byte is on disk before any viewer sees it. The shell belongs to the service, not to a viewer:
+//! it goes on when all viewers have gone, and ends with the service.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

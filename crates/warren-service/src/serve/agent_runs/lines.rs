@@ -1,8 +1,8 @@
 //! Turns the output of a runner into events.
 //!
 //! A line that is a JSON object of a known `type` is a step of the agent. Everything else is output
-//! of a terminal, byte by byte as it came. The source of all of it is the agent, whatever a line says
-//! about itself.
+//! of a terminal, byte by byte as it came. The source of all of it is the agent, whatever a line
+//! says about itself.
 
 use serde_json::Value;
 use warren_sessions::{Kind, NewEvent, Source};
@@ -10,7 +10,8 @@ use warren_sessions::{Kind, NewEvent, Source};
 /// The longest line that is read as JSON. A longer one is output.
 const LONGEST: usize = 256 << 10;
 
-/// The first byte of a line that may be JSON. Only such lines are held back until they are complete.
+/// The first byte of a line that may be JSON. Only such lines are held back until they are
+/// complete.
 const OPENING: u8 = b'{';
 
 /// A runner's output so far, of which the beginning of a line may be held back.

@@ -1,8 +1,8 @@
 //! Runs of agents: a sandbox, a session, a runner in the sandbox whose output becomes the session's
 //! events, and the clean-up, as one operation.
 //!
-//! A run is stored before its sandbox is made and marked as cleaned after the sandbox is removed, so
-//! that a service that was killed finds at its next start what is left to do. The steps are in
+//! A run is stored before its sandbox is made and marked as cleaned after the sandbox is removed,
+//! so that a service that was killed finds at its next start what is left to do. The steps are in
 //! [`run`], requests are checked in [`plan`], output becomes events in [`lines`], and files of a
 //! repository go in and come back in [`repository`].
 

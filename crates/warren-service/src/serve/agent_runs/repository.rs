@@ -2,11 +2,11 @@
 //! them comes back as a commit on a branch of its own.
 //!
 //! A repository may be hostile, and so may be what comes back. Nothing of either is executed: there
-//! is no checkout on this machine, and no command of git sees the repository's configuration but the
-//! two that read and write one ref, which run without hooks and without any transport. Everything
-//! else works in a bare repository of ours, which borrows the objects. The files of a commit travel
-//! as an archive, without filters; the files that come back are read by us and handed to
-//! `git fast-import`, which only writes objects.
+//! is no checkout on this machine, and no command of git sees the repository's configuration but
+//! the two that read and write one ref, which run without hooks and without any transport.
+//! Everything else works in a bare repository of ours, which borrows the objects. The files of a
+//! commit travel as an archive, without filters; the files that come back are read by us and handed
+//! to `git fast-import`, which only writes objects.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -323,8 +323,8 @@ impl Repository {
         copied.map_err(|_| failed("copying the files into the sandbox took too long"))?
     }
 
-    /// Brings the files back as a commit on the branch. Returns none if nothing was changed; then there
-    /// is no branch.
+    /// Brings the files back as a commit on the branch. Returns none if nothing was changed; then
+    /// there is no branch.
     pub async fn bring_back(
         &self,
         provider: &dyn Provider,
@@ -535,8 +535,8 @@ fn checked(path: &[u8]) -> Result<Option<Vec<u8>>, String> {
     Ok((!path.is_empty() && !path.contains(&0)).then_some(path))
 }
 
-/// Tells whether a name is `.git`, or is the same on some file system: Windows and macOS fold letters,
-/// cut names short and ignore characters.
+/// Tells whether a name is `.git`, or is the same on some file system: Windows and macOS fold
+/// letters, cut names short and ignore characters.
 fn is_git(name: &[u8]) -> bool {
     let ignored = |letter: char| matches!(letter, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
     let text: String = String::from_utf8_lossy(name).chars().filter(|letter| !ignored(*letter)).collect();

@@ -111,8 +111,8 @@ async fn prepare(runs: &AgentRuns, plan: &mut Plan) -> Result<(), Failure> {
     };
     let made: Result<(), Failure> = made.await;
     if let Err(failure) = made {
-        // The caller is told of the failure, so the run need not be remembered. If the sandbox cannot
-        // be removed now, the run stays and is cleaned up later.
+        // The caller is told of the failure, so the run need not be remembered. If the sandbox
+        // cannot be removed now, the run stays and is cleaned up later.
         runs.lose(&plan.run.id, &failure.message).await;
         if runs.clean(&plan.run).await.is_ok() {
             let _ = runs.store.delete(&plan.run.id).await;
