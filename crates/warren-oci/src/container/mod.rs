@@ -177,8 +177,8 @@ impl Container {
         match &self.keeper {
             Keeper::Itself { .. } => {
                 let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.child.pid()));
-                match (read("status"), read("syscall")) {
-                    (Ok(status), Ok(call)) => !would_notice(&status, &call, signal),
+                match (read("status"), read("syscall"), read("status")) {
+                    (Ok(before), Ok(call), Ok(after)) => !would_notice(&before, &call, &after, signal),
                     // If the answer is unknown, do not hold the signal back.
                     _ => false,
                 }
@@ -219,11 +219,13 @@ const FORKS: &[i64] = &[
     libc::SYS_vfork,
 ];
 
-/// Returns true if a process would notice a signal, by its `/proc/PID/status` and
-/// `/proc/PID/syscall`. It notices a signal that it has a handler for. It notices any signal while
-/// it waits in `sigtimedwait` or similar: the kernel does not show which signals such a process
-/// blocks. It also notices a blocked signal while it waits for anything but a fork.
-fn would_notice(status: &str, call: &str, signal: i32) -> bool {
+/// Returns true if a process would notice a signal, by its `/proc/PID/status`, then its
+/// `/proc/PID/syscall`, then its status again. It notices a signal that it has a handler for. It
+/// notices any signal while it waits in `sigtimedwait` or similar: the kernel does not show which
+/// signals such a process blocks. It also notices a blocked signal while it waits for anything but
+/// a fork, if it has waited since before the first status was read: otherwise that status may be of
+/// a fork, and the system call of what came after it.
+fn would_notice(status: &str, call: &str, after: &str, signal: i32) -> bool {
     let bit = u32::try_from(signal - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0);
     let has = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -232,7 +234,13 @@ fn would_notice(status: &str, call: &str, signal: i32) -> bool {
     // A running process is in no system call; -1 stands for one that waits outside of any.
     let call = call.split(' ').next().and_then(|number| number.parse().ok()).filter(|number| *number >= 0);
     let waits = call.is_some_and(|call| !FORKS.contains(&call));
-    has("SigCgt:") || call == Some(libc::SYS_rt_sigtimedwait) || (waits && has("SigBlk:"))
+    // The kernel counts when a process stops running.
+    let switches = |status: &str| -> Vec<String> {
+        let lines = status.lines().filter(|line| line.contains("ctxt_switches:"));
+        lines.map(str::to_owned).collect()
+    };
+    let still_waits = waits && switches(status) == switches(after);
+    has("SigCgt:") || call == Some(libc::SYS_rt_sigtimedwait) || (still_waits && has("SigBlk:"))
 }
 
 /// Reads a child's failure report. `None` means that it has become its program. Call it once the
@@ -770,12 +778,16 @@ mod tests {
         let in_call = |number: i64| format!("{number} 0x1 0x2\n");
         let (poll, fork) = (in_call(libc::SYS_ppoll), in_call(libc::SYS_clone));
         for call in ["running\n", "-1 0x1 0x2\n", "", &poll, &fork] {
-            assert!(would_notice(status, call, libc::SIGTERM), "handled: {call}");
-            assert!(!would_notice(status, call, libc::SIGQUIT), "ignored: {call}");
-            assert!(!would_notice("", call, libc::SIGTERM));
-            assert_eq!(would_notice(status, call, libc::SIGINT), call == poll, "blocked: {call}");
+            assert!(would_notice(status, call, status, libc::SIGTERM), "handled: {call}");
+            assert!(!would_notice(status, call, status, libc::SIGQUIT), "ignored: {call}");
+            assert!(!would_notice("", call, "", libc::SIGTERM));
+            assert_eq!(would_notice(status, call, status, libc::SIGINT), call == poll, "blocked: {call}");
         }
-        assert!(would_notice(status, &in_call(libc::SYS_rt_sigtimedwait), libc::SIGQUIT));
-        assert!(!would_notice(status, &poll, 0));
+        assert!(would_notice(status, &in_call(libc::SYS_rt_sigtimedwait), status, libc::SIGQUIT));
+        assert!(!would_notice(status, &poll, status, 0));
+        // The shell was about to fork when its status was read, and waited for the child after that.
+        let at = |switches: u32| format!("{status}voluntary_ctxt_switches:\t{switches}\n");
+        assert!(!would_notice(&at(1), &poll, &at(2), libc::SIGINT));
+        assert!(would_notice(&at(1), &poll, &at(1), libc::SIGINT));
     }
 }
