@@ -1,6 +1,8 @@
 //! Tests of the view of kubectl's users: the generated files can be applied unchanged, and names,
 //! columns and explanations are those of agent-sandbox.
 
+use std::time::{Duration, Instant};
+
 use expect_test::expect;
 use warren_testkit::kube::ControlPlane;
 
@@ -49,6 +51,16 @@ fn what_kubectl_shows() {
     patch("sandbox/s", &ready(""));
     patch("sandboxclaim/c", &ready(r#""sandbox": {"name": "p-x7k2p"},"#));
     patch("swp/p", r#"{"status": {"replicas": 2, "readyReplicas": 1}}"#);
+
+    // The schemas of new definitions are published a moment after they are served.
+    for kind in ["sandbox", "sandboxtemplate"] {
+        let started = Instant::now();
+        while let Err(error) = control_plane.kubectl(&["explain", kind]) {
+            assert!(started.elapsed() < Duration::from_secs(60), "{error}");
+            #[expect(clippy::disallowed_methods, reason = "a condition is polled, with a deadline")]
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
 
     let mut shown = String::new();
     for kind in ["sandbox", "sandboxclaim", "sandboxtemplate", "swp"] {
