@@ -92,7 +92,9 @@ impl Docker {
 
     /// Calls the API with JSON.
     pub fn call_json(&self, method: &str, path: &str, body: &serde_json::Value) -> io::Result<String> {
-        self.send(method, path, "application/json", body.to_string().as_bytes())
+        // A body that the engine does not read resets the connection, and may lose the answer.
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.send(method, path, "application/json", body.as_bytes())
     }
 
     /// Calls the API and returns the body of an answer that is a success.
