@@ -2,8 +2,8 @@
 //!
 //! A container has the limits and denials of [`container`], one volume for its files, and is found
 //! again by its labels. A sandbox that is being made is known by its volume and in memory alone.
-//! What a crash leaves half made is removed at the next start. Files are read and written by
-//! commands in the sandbox, as its user: the engine's own way to files works as root on the
+//! Sandboxes that a crash left half made are removed at the next start. Files are read and written
+//! by commands in the sandbox, as its user: the engine's own way to files works as root on the
 //! machine.
 
 mod commands;

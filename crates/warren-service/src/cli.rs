@@ -129,8 +129,8 @@ pub struct E2b {
     /// The namespace of the sandboxes [default: `default`]
     #[arg(long, short)]
     pub namespace: Option<String>,
-    /// What sandboxes of the template `base` reach: `restricted`, `full` or `none` [default: the
-    /// home's, `restricted`]
+    /// The network of sandboxes of the template `base`: `restricted`, `full` or `none` [default:
+    /// the home's, `restricted`]
     #[arg(long, value_name = "MODE", value_parser = ["restricted", "full", "none"])]
     pub network: Option<String>,
 }
@@ -174,7 +174,7 @@ pub struct Place {
     /// machine's own `/usr`]
     #[arg(long)]
     pub image: Option<String>,
-    /// How many sandboxes there may be at a time: of the client with `mcp`, of the namespace with
+    /// The number of sandboxes allowed at a time: of the client with `mcp`, of the namespace with
     /// `serve`
     #[arg(long, default_value = "16", value_name = "NUMBER")]
     pub max_sandboxes: usize,
